@@ -1,0 +1,215 @@
+//! Small device programs, in a form for each backend, with their arguments said as reads and writes.
+//!
+//! What it is not: a compiler or a cache. A CUDA kernel is PTX text that was made ahead of time.
+//!
+//! Invariant: an argument says which bytes the kernel touches and how, so the order checker sees
+//! kernels and copies alike.
+//!
+//! ```text
+//!   Kernel { name, ptx: CUDA's form, host: the simulated device's form, cost }
+//!   launch(&KERNEL, grid, &[Arg::Read(a), Arg::Write(b), Arg::U32(n)], stream)
+//! ```
+//!
+//! Backends, the floors that have kernels of their own, and examples may use it.
+
+use crate::error::{Error, Misuse, Result};
+use crate::trace::{Access, Use};
+use crate::unit::{Bytes, DeviceRange};
+
+/// A device program with a form for each backend.
+#[derive(Debug)]
+pub struct Kernel {
+    /// Name; for CUDA also the entry's name in `ptx`.
+    pub name: &'static str,
+    /// CUDA's form: the text of a PTX module that has `name` as an entry.
+    pub ptx: Option<&'static str>,
+    /// The simulated device's form.
+    pub host: Option<HostFn>,
+    /// What a run costs; the simulated device's clock goes by it.
+    pub cost: fn(&Grid, &[Arg]) -> Cost,
+}
+
+/// A kernel's form on the simulated device: runs once, when its stream gets there.
+pub type HostFn = fn(&Grid, &mut HostArgs<'_>) -> Result<()>;
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Grid {
+    /// Blocks in x, y, z.
+    pub blocks: [u32; 3],
+    /// Threads a block in x, y, z.
+    pub threads: [u32; 3],
+    /// Dynamic shared memory a block, in bytes.
+    pub shared: u32,
+}
+
+impl Grid {
+    /// A row of `blocks` blocks of `threads` threads.
+    pub const fn row(blocks: u32, threads: u32) -> Grid {
+        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared: 0 }
+    }
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    /// Device bytes the kernel reads; passed as a pointer.
+    Read(DeviceRange),
+    /// Device bytes the kernel overwrites, all of them; passed as a pointer.
+    Write(DeviceRange),
+    /// Device bytes the kernel reads and writes; passed as a pointer.
+    Update(DeviceRange),
+    /// A 32-bit number.
+    U32(u32),
+    /// A 64-bit number.
+    U64(u64),
+    /// A single-precision number.
+    F32(f32),
+}
+
+impl Arg {
+    /// The bytes it touches, and how; `None` for a number.
+    pub fn uses(&self) -> Option<Use> {
+        let (access, range) = match *self {
+            Arg::Read(range) => (Access::Read, range),
+            Arg::Write(range) => (Access::Write, range),
+            Arg::Update(range) => (Access::Update, range),
+            Arg::U32(_) | Arg::U64(_) | Arg::F32(_) => return None,
+        };
+        Some(Use { access, span: range.into() })
+    }
+}
+
+/// Which unit of the device limits a kernel's arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Work {
+    /// Matrix products (tensor cores).
+    Matrix,
+    /// Everything else.
+    Vector,
+}
+
+/// What a kernel's run costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Floating-point operations.
+    pub flops: f64,
+    /// Bytes of device memory read and written.
+    pub bytes: f64,
+    /// The unit that does the operations.
+    pub work: Work,
+}
+
+impl Cost {
+    /// The cost of a kernel that only moves bytes: those its arguments name.
+    pub fn of_bytes(_: &Grid, args: &[Arg]) -> Cost {
+        let touched = |arg: &Arg| match arg {
+            Arg::Update(range) => 2 * range.len().0,
+            Arg::Read(range) | Arg::Write(range) => range.len().0,
+            _ => 0,
+        };
+        let bytes = args.iter().map(touched).sum::<u64>() as f64;
+        Cost { flops: 0.0, bytes, work: Work::Vector }
+    }
+}
+
+/// An argument as a kernel's host form sees it.
+#[derive(Debug)]
+pub enum HostArg<'a> {
+    /// Bytes to read.
+    Read(&'a [u8]),
+    /// Bytes to write or update.
+    Write(&'a mut [u8]),
+    /// A number, as given.
+    Number(Arg),
+    /// Bytes already taken by [`HostArgs::write`].
+    Taken,
+}
+
+/// The arguments of one run on the simulated device. The slices live as long as the run: while a
+/// kernel runs there the device does nothing else, and the simulator refuses arguments of which a
+/// written one overlaps another.
+#[derive(Debug)]
+pub struct HostArgs<'a> {
+    args: Vec<HostArg<'a>>,
+}
+
+impl<'a> HostArgs<'a> {
+    /// The arguments in order.
+    pub fn new(args: Vec<HostArg<'a>>) -> HostArgs<'a> {
+        HostArgs { args }
+    }
+
+    /// Argument `index` for reading, seen as `T`s.
+    ///
+    /// # Errors
+    /// `Usage(BadKernel)` where it is no [`Arg::Read`], or its length or alignment is not `T`'s.
+    pub fn read<T: bytemuck::Pod>(&self, index: usize) -> Result<&'a [T]> {
+        match self.args.get(index) {
+            Some(HostArg::Read(bytes)) => {
+                bytemuck::try_cast_slice(bytes).map_err(|_| bad("argument's length or alignment"))
+            }
+            _ => Err(bad("argument is not a Read")),
+        }
+    }
+
+    /// Takes argument `index` for writing, seen as `T`s; once per run.
+    ///
+    /// # Errors
+    /// `Usage(BadKernel)` where it is no `Write` or `Update`, was taken already, or its length or
+    /// alignment is not `T`'s.
+    pub fn write<T: bytemuck::Pod>(&mut self, index: usize) -> Result<&'a mut [T]> {
+        let slot = self.args.get_mut(index).ok_or_else(|| bad("no such argument"))?;
+        match std::mem::replace(slot, HostArg::Taken) {
+            HostArg::Write(bytes) => bytemuck::try_cast_slice_mut(bytes)
+                .map_err(|_| bad("argument's length or alignment")),
+            _ => Err(bad("argument is not a Write or Update")),
+        }
+    }
+
+    /// Argument `index` as a 32-bit number.
+    ///
+    /// # Errors
+    /// `Usage(BadKernel)` where it is something else.
+    pub fn u32(&self, index: usize) -> Result<u32> {
+        match self.args.get(index) {
+            Some(HostArg::Number(Arg::U32(n))) => Ok(*n),
+            _ => Err(bad("argument is not a u32")),
+        }
+    }
+
+    /// Argument `index` as a 64-bit number.
+    ///
+    /// # Errors
+    /// `Usage(BadKernel)` where it is something else.
+    pub fn u64(&self, index: usize) -> Result<u64> {
+        match self.args.get(index) {
+            Some(HostArg::Number(Arg::U64(n))) => Ok(*n),
+            _ => Err(bad("argument is not a u64")),
+        }
+    }
+
+    /// Argument `index` as a single-precision number.
+    ///
+    /// # Errors
+    /// `Usage(BadKernel)` where it is something else.
+    pub fn f32(&self, index: usize) -> Result<f32> {
+        match self.args.get(index) {
+            Some(HostArg::Number(Arg::F32(x))) => Ok(*x),
+            _ => Err(bad("argument is not an f32")),
+        }
+    }
+
+    /// Bytes of argument `index`, without taking it.
+    pub fn len(&self, index: usize) -> Bytes {
+        match self.args.get(index) {
+            Some(HostArg::Read(bytes)) => Bytes(bytes.len() as u64),
+            Some(HostArg::Write(bytes)) => Bytes(bytes.len() as u64),
+            _ => Bytes::ZERO,
+        }
+    }
+}
+
+fn bad(what: &'static str) -> Error {
+    Error::usage(Misuse::BadKernel, "launch").detail(what)
+}

@@ -1,0 +1,509 @@
+//! What was asked of a device, in order: records, the ring that keeps the last of them, counters.
+//!
+//! What it is not: a log of strings, or of times. A record is a plain fixed-size value; whether the
+//! order recorded is right is for [`crate::hazard`] to say.
+//!
+//! Invariant: one record per request at the seam, in the order of the requests; writing one
+//! allocates nothing.
+//!
+//! ```text
+//!   engine -> Traced<B> -> B        Record { seq, device, op, failed } -> Ring (last n)
+//!                  \________________________________________________/ -> Counters, observer
+//! ```
+//!
+//! [`crate::backend`] writes records; the checker, tests and `Stats` read them.
+
+use crate::error::Kind;
+use crate::unit::{DeviceId, DeviceRange, EventId, Key, Name, PinnedRange, StorageId, StreamId};
+
+/// How bytes are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read only.
+    Read,
+    /// Every byte is overwritten, none is read.
+    Write,
+    /// Read and written.
+    Update,
+    /// The bytes come into being, undefined.
+    Alloc,
+    /// The bytes go away.
+    Free,
+}
+
+impl Access {
+    /// Does it change the bytes (allocation and release count)?
+    pub fn is_write(self) -> bool {
+        !matches!(self, Access::Read)
+    }
+
+    /// Does it depend on what the bytes were?
+    pub fn is_read(self) -> bool {
+        matches!(self, Access::Read | Access::Update)
+    }
+}
+
+/// Bytes of a device or of pinned host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Span {
+    /// Bytes of the record's device.
+    Device(DeviceRange),
+    /// Bytes of page-locked host memory.
+    Pinned(PinnedRange),
+}
+
+impl Span {
+    /// First address and length.
+    pub fn parts(self) -> (u64, u64) {
+        match self {
+            Span::Device(range) => (range.at().0, range.len().0),
+            Span::Pinned(range) => (range.at().0, range.len().0),
+        }
+    }
+}
+
+impl From<DeviceRange> for Span {
+    fn from(range: DeviceRange) -> Span {
+        Span::Device(range)
+    }
+}
+
+impl From<PinnedRange> for Span {
+    fn from(range: PinnedRange) -> Span {
+        Span::Pinned(range)
+    }
+}
+
+/// One use of some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Use {
+    /// How they are used.
+    pub access: Access,
+    /// Which bytes.
+    pub span: Span,
+}
+
+impl Use {
+    /// A read of `span`.
+    pub fn read(span: impl Into<Span>) -> Use {
+        Use { access: Access::Read, span: span.into() }
+    }
+
+    /// A write of all of `span`.
+    pub fn write(span: impl Into<Span>) -> Use {
+        Use { access: Access::Write, span: span.into() }
+    }
+}
+
+/// Who uses bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Actor {
+    /// The thread that calls, at the time of the call.
+    Host,
+    /// A stream, when its queue gets there.
+    Stream(StreamId),
+    /// A worker thread (of the disk tier), by number.
+    Worker(u32),
+}
+
+/// The eight edges of order; the card is in `docs/design.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Edge {
+    /// Producer finished, before the copy-out starts.
+    E1,
+    /// Copy-out finished, before the device bytes are freed, resized or written.
+    E2,
+    /// Copy-out finished, before the host or a disk reads the block.
+    E3,
+    /// Copy-out finished, before a copy-in from the same block.
+    E4,
+    /// Last old reader finished, before a copy-in overwrites the range.
+    E5,
+    /// Copy-in finished, before the reader starts.
+    E6,
+    /// Any copy on a block finished, before the block is lent again or unpinned.
+    E7,
+    /// The event asked about is that event: right device, right recording, recorded at all.
+    E8,
+}
+
+macro_rules! sites {
+    ($($(#[$doc:meta])* $site:ident => $edge:ident,)*) => {
+        /// The places in the engine that wait for an event or ask about one. Each names the edge
+        /// it keeps, so that a test can break just that place.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Site {
+            $($(#[$doc])* $site,)*
+            /// Outside the engine: tests, examples, a framework.
+            Outside,
+        }
+
+        impl Site {
+            /// Every site of the engine.
+            pub const ALL: &'static [Site] = &[$(Site::$site,)*];
+
+            /// The edge the site keeps; `None` outside the engine.
+            pub fn edge(self) -> Option<Edge> {
+                match self {
+                    $(Site::$site => Some(Edge::$edge),)*
+                    Site::Outside => None,
+                }
+            }
+        }
+    };
+}
+
+sites! {
+    /// `evict`: the copy-out lane waits for the caller's stream.
+    ProducerDone => E1,
+    /// `evict`: the copy-out lane waits for other streams that used the storage.
+    OtherUsersDone => E1,
+    /// `releasable` over its bound, and `flush`: the caller's stream waits for the copy-out.
+    ReleaseWait => E2,
+    /// `releasable` under its bound: is the copy-out done?
+    ReleaseQuery => E2,
+    /// `releasable` with several streams: are all of them past their last use?
+    ReleaseFence => E2,
+    /// `acquire` for writing, of bytes that are still being copied out.
+    LiveWriteWait => E2,
+    /// `read_host`: is the copy-out done?
+    HostReadQuery => E3,
+    /// `refill` of bytes whose copy-out may be running.
+    RefillAfterCopyOut => E4,
+    /// `refill`: the copy-in lane waits for the caller's stream, on which the target was taken.
+    TargetFree => E5,
+    /// `acquire`: the reader's stream waits for the copy-in.
+    ReaderWait => E6,
+    /// `evict` of bytes whose copy-in may be running, or a change of them: as `ReaderWait`, by the lane.
+    CopyInBeforeEvict => E6,
+    /// `evict` into a block whose last copy-in may be running.
+    BlockReuseWait => E7,
+    /// Is a returned block idle, so that others may have it?
+    BlockIdleQuery => E7,
+    /// Release of owned device bytes: the stream that frees waits for other users.
+    FreeAfterUsers => E2,
+    /// Release of owned device bytes that a copy-in may still be writing.
+    FreeAfterCopyIn => E2,
+    /// The engine's own bookkeeping of copies in flight.
+    TransferQuery => E7,
+}
+
+/// What was asked of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// A stream came into being here (created, or borrowed from its owner).
+    OpenStream(StreamId),
+    /// A stream was destroyed or given back.
+    CloseStream(StreamId),
+    /// An event was created; it is fresh.
+    OpenEvent(EventId),
+    /// An event was destroyed.
+    CloseEvent(EventId),
+    /// The event now stands for everything enqueued on the stream so far.
+    Record {
+        /// The event.
+        event: EventId,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// The stream's later work waits for the event's current recording.
+    Wait {
+        /// The stream that waits.
+        stream: StreamId,
+        /// The event waited for.
+        event: EventId,
+        /// Who asked.
+        site: Site,
+    },
+    /// The host asked whether the event's recording is done.
+    Query {
+        /// The event.
+        event: EventId,
+        /// Who asked.
+        site: Site,
+        /// The answer.
+        done: bool,
+    },
+    /// Device bytes were taken from the driver, in the order of a stream. The driver orders this
+    /// behind earlier releases of the same bytes.
+    Alloc {
+        /// The bytes.
+        range: DeviceRange,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Device bytes were given back to the driver, in the order of a stream.
+    Free {
+        /// The bytes.
+        range: DeviceRange,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A copy from device to pinned memory.
+    CopyOut {
+        /// The bytes read.
+        from: DeviceRange,
+        /// The bytes written.
+        to: PinnedRange,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A copy from pinned to device memory.
+    CopyIn {
+        /// The bytes read.
+        from: PinnedRange,
+        /// The bytes written.
+        to: DeviceRange,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// A kernel was enqueued; its uses follow as [`Op::Use`] records.
+    Launch {
+        /// The kernel's name.
+        kernel: &'static str,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// Somebody's use of bytes: a kernel's argument, what a framework said with `note`, the host.
+    Use {
+        /// Who uses them.
+        by: Actor,
+        /// What and how.
+        uses: Use,
+    },
+    /// These device bytes now belong to a storage.
+    Name {
+        /// The storage.
+        storage: StorageId,
+        /// Its name.
+        name: Name,
+        /// Its bytes.
+        range: DeviceRange,
+    },
+    /// The host waited for everything enqueued on the device.
+    Sync,
+}
+
+/// One request, as it passed the seam.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Position in the trace, from 0.
+    pub seq: u64,
+    /// The device.
+    pub device: DeviceId,
+    /// What was asked.
+    pub op: Op,
+    /// Why it was refused or failed, if so; then it had no effect.
+    pub failed: Option<Kind>,
+}
+
+impl Record {
+    /// Folds the record into a running hash that is the same on every machine and in every run:
+    /// the process-wide tags of keys stay out of it.
+    pub fn digest(&self, hash: &mut Digest) {
+        use std::hash::Hash;
+        struct Stable<'a>(&'a mut Digest);
+        impl std::hash::Hasher for Stable<'_> {
+            fn finish(&self) -> u64 {
+                self.0.0
+            }
+            fn write(&mut self, bytes: &[u8]) {
+                self.0.bytes(bytes);
+            }
+        }
+        let mut plain = *self;
+        plain.op = plain.op.without_owners();
+        plain.device.hash(&mut Stable(hash));
+        plain.op.hash(&mut Stable(hash));
+        plain.failed.hash(&mut Stable(hash));
+    }
+}
+
+impl Op {
+    fn without_owners(self) -> Op {
+        fn bare<T: From<Key> + Into<Key>>(id: T) -> T {
+            T::from(Key { owner: 0, ..id.into() })
+        }
+        match self {
+            Op::OpenStream(s) => Op::OpenStream(bare(s)),
+            Op::CloseStream(s) => Op::CloseStream(bare(s)),
+            Op::OpenEvent(e) => Op::OpenEvent(bare(e)),
+            Op::CloseEvent(e) => Op::CloseEvent(bare(e)),
+            Op::Record { event, stream } => {
+                Op::Record { event: bare(event), stream: bare(stream) }
+            }
+            Op::Wait { stream, event, site } => {
+                Op::Wait { stream: bare(stream), event: bare(event), site }
+            }
+            Op::Query { event, site, done } => Op::Query { event: bare(event), site, done },
+            Op::Alloc { range, stream } => Op::Alloc { range, stream: bare(stream) },
+            Op::Free { range, stream } => Op::Free { range, stream: bare(stream) },
+            Op::CopyOut { from, to, stream } => Op::CopyOut { from, to, stream: bare(stream) },
+            Op::CopyIn { from, to, stream } => Op::CopyIn { from, to, stream: bare(stream) },
+            Op::Launch { kernel, stream } => Op::Launch { kernel, stream: bare(stream) },
+            Op::Use { by: Actor::Stream(s), uses } => {
+                Op::Use { by: Actor::Stream(bare(s)), uses }
+            }
+            Op::Name { storage, name, range } => Op::Name { storage: bare(storage), name, range },
+            Op::Use { .. } | Op::Sync => self,
+        }
+    }
+}
+
+/// A 64-bit FNV-1a hash of a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(pub u64);
+
+impl Default for Digest {
+    fn default() -> Digest {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Digest {
+    /// Folds bytes in.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+}
+
+/// The last records, in a buffer that never grows.
+#[derive(Debug)]
+pub struct Ring {
+    records: Vec<Record>,
+    capacity: usize,
+    next: usize,
+}
+
+impl Ring {
+    /// A ring that keeps the last `capacity` records (none where that is zero).
+    pub fn new(capacity: usize) -> Ring {
+        Ring { records: Vec::with_capacity(capacity), capacity, next: 0 }
+    }
+
+    /// Keeps the record, in place of the oldest where the ring is full.
+    pub fn push(&mut self, record: Record) {
+        if self.capacity == 0 {
+            return;
+        }
+        if self.records.len() < self.capacity {
+            self.records.push(record);
+        } else {
+            self.records[self.next] = record;
+        }
+        self.next = (self.next + 1) % self.capacity;
+    }
+
+    /// The records kept, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Record> {
+        let split = if self.records.len() < self.capacity { 0 } else { self.next };
+        self.records[split..].iter().chain(&self.records[..split])
+    }
+}
+
+/// Counts of what passed the seam; derived from the records alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Copies from the device.
+    pub copies_out: u64,
+    /// Copies to the device.
+    pub copies_in: u64,
+    /// Bytes of the copies from the device.
+    pub bytes_out: u64,
+    /// Bytes of the copies to the device.
+    pub bytes_in: u64,
+    /// Event recordings.
+    pub records: u64,
+    /// Waits enqueued on streams.
+    pub waits: u64,
+    /// Questions whether an event is done.
+    pub queries: u64,
+    /// Kernels.
+    pub launches: u64,
+    /// Device allocations.
+    pub allocs: u64,
+    /// Device releases.
+    pub frees: u64,
+    /// Events created; none in a steady state.
+    pub events_opened: u64,
+    /// Waits of the host for the whole device; none between steps.
+    pub syncs: u64,
+    /// Requests refused or failed.
+    pub failures: u64,
+}
+
+impl Counters {
+    /// Counts one record.
+    pub fn count(&mut self, record: &Record) {
+        if record.failed.is_some() {
+            self.failures += 1;
+            return;
+        }
+        match record.op {
+            Op::CopyOut { from, .. } => {
+                self.copies_out += 1;
+                self.bytes_out += from.len().0;
+            }
+            Op::CopyIn { to, .. } => {
+                self.copies_in += 1;
+                self.bytes_in += to.len().0;
+            }
+            Op::Record { .. } => self.records += 1,
+            Op::Wait { .. } => self.waits += 1,
+            Op::Query { .. } => self.queries += 1,
+            Op::Launch { .. } => self.launches += 1,
+            Op::Alloc { .. } => self.allocs += 1,
+            Op::Free { .. } => self.frees += 1,
+            Op::OpenEvent(_) => self.events_opened += 1,
+            Op::Sync => self.syncs += 1,
+            Op::OpenStream(_)
+            | Op::CloseStream(_)
+            | Op::CloseEvent(_)
+            | Op::Use { .. }
+            | Op::Name { .. } => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(seq: u64) -> Record {
+        Record { seq, device: DeviceId(0), op: Op::Sync, failed: None }
+    }
+
+    #[test]
+    fn a_full_ring_forgets_the_oldest_first() {
+        let mut ring = Ring::new(3);
+        for seq in 0..5 {
+            ring.push(record(seq));
+        }
+        assert_eq!(ring.iter().map(|r| r.seq).collect::<Vec<_>>(), [2, 3, 4]);
+        let mut none = Ring::new(0);
+        none.push(record(0));
+        assert_eq!(none.iter().count(), 0);
+    }
+
+    #[test]
+    fn a_digest_ignores_the_tags_that_differ_between_runs() {
+        let of = |owner| {
+            let stream = StreamId(Key { owner, index: 1, generation: 0 });
+            let mut hash = Digest::default();
+            let op = Op::OpenStream(stream);
+            Record { op, ..record(0) }.digest(&mut hash);
+            hash
+        };
+        assert_eq!(of(1), of(2));
+        assert_ne!(of(1), Digest::default());
+    }
+
+    #[test]
+    fn every_site_names_its_edge() {
+        for site in Site::ALL {
+            assert!(site.edge().is_some(), "{site:?}");
+        }
+    }
+}
