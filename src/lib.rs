@@ -1,6 +1,7 @@
 //! lightering (skeleton)
 pub mod backend;
 pub mod error;
+pub mod pinned;
 pub mod trace;
 pub mod unit;
 
