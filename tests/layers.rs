@@ -22,7 +22,7 @@ const FOLDERS: &[&str] = &["src", "tests", "examples", "benches", "fuzz", "pytho
 /// Folders whose other sources are held to columns and characters.
 const OTHERS: &[&str] = &["kernels", "tools", ".ci", "python"];
 /// Folders of files that nobody writes by hand.
-const MADE: &[&str] = &["target", "corpus", "artifacts", "results", "__pycache__"];
+const MADE: &[&str] = &["target", "corpus", "artifacts", "__pycache__"];
 
 fn files(folder: &str, wanted: fn(&str) -> bool) -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
