@@ -80,6 +80,8 @@ impl Policy {
         if len < self.limits.storage_bytes_min {
             return Advice::Keep(Kept::TooSmall);
         }
+        // Offered twice, it counts as offered last.
+        self.forget(offered.storage);
         self.last.push_back(offered);
         if self.last.len() <= self.limits.keep_last_count {
             return Advice::Evict(None);
@@ -132,6 +134,16 @@ mod tests {
         policy.offer(homed(0), Bytes(16));
         policy.forget(homed(0).storage);
         assert_eq!(policy.offer(homed(1), Bytes(16)), Advice::Evict(None));
+    }
+
+    #[test]
+    fn one_that_is_offered_twice_is_among_the_last_once() {
+        let mut policy = policy(2);
+        policy.offer(homed(0), Bytes(16));
+        policy.offer(homed(1), Bytes(16));
+        assert_eq!(policy.offer(homed(0), Bytes(16)), Advice::Evict(None));
+        policy.forget(homed(0).storage);
+        assert_eq!(policy.offer(homed(2), Bytes(16)), Advice::Evict(None));
     }
 
     #[test]

@@ -189,6 +189,12 @@ impl Slot {
         inward.or(self.out.as_ref().map(|end| &end.point)).cloned()
     }
 
+    /// The copy-out that may still be reading the device bytes there are now. One from before a
+    /// copy-in read others, which are gone.
+    pub fn out_of_these(&self) -> Option<&End> {
+        self.out.as_ref().filter(|_| self.ready.is_none())
+    }
+
     /// A storage whose bytes are on the device.
     pub fn resident(name: Name, owner: Owner, range: DeviceRange, home: usize) -> Slot {
         Slot {

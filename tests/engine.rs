@@ -389,3 +389,36 @@ fn options_that_no_engine_can_work_with_are_refused_at_construction() {
     let error = lightering::Engine::new(Box::new(device), &pool, bad).unwrap_err();
     assert_eq!(error.misuse(), Some(Misuse::BadValue));
 }
+
+#[test]
+fn the_host_waits_for_the_copy_out_even_after_a_refill_was_chained_behind_it() {
+    let none_kept = Options { unreleased_bytes_max: Bytes::ZERO, ..options() };
+    let config = Config::scheduled(Box::new(Lazy::default()));
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), none_kept, 1);
+    let on = rig.streams[0].engine;
+    let storage = rig.engine.alloc(LEN, on, "h").unwrap();
+    let range = rig.engine.range(storage.id()).unwrap();
+    rig.fill(0, range, 3);
+    rig.engine.evict(storage.id(), on).unwrap();
+    rig.engine.flush(on).unwrap();
+    rig.engine.acquire(storage.id(), on).unwrap();
+    let mut bytes = vec![0; LEN.0 as usize];
+    let early = rig.engine.read_host(storage.id(), Bytes::ZERO, &mut bytes).unwrap_err();
+    assert_eq!(early.kind(), Kind::Busy);
+}
+
+#[test]
+fn a_storage_taken_back_and_evicted_on_another_stream_goes_in_that_streams_order() {
+    let config = Config::scheduled(Box::new(Lazy::default()));
+    let bounds = Options { unreleased_bytes_max: Bytes::ZERO, ..options() };
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 2);
+    let (first, second) = (rig.streams[0].engine, rig.streams[1].engine);
+    let storage = rig.engine.alloc(LEN, first, "x").unwrap();
+    rig.engine.evict(storage.id(), first).unwrap();
+    rig.engine.acquire(storage.id(), second).unwrap();
+    assert_eq!(rig.engine.evict(storage.id(), second).unwrap(), Evict::Clean);
+    rig.engine.flush(first).unwrap();
+    assert_eq!(rig.engine.residency(storage.id()).unwrap(), Residency::Evicting);
+    rig.engine.flush(second).unwrap();
+    assert_eq!(rig.engine.residency(storage.id()).unwrap(), Residency::Evicted(Tier::Host));
+}

@@ -69,7 +69,7 @@ impl Engine {
         }
         let slot = self.slots.get_mut(id.0, "note")?;
         slot.readers.insert(on);
-        if let Some(out) = slot.out.clone() {
+        if let Some(out) = slot.out_of_these().cloned() {
             let stream = self.ledgers[on].stream;
             let waited = out.point.wait(&mut self.backend, stream, Site::LiveWriteWait);
             self.seen(waited)?;
@@ -139,7 +139,7 @@ impl Engine {
         slot.must_be(Residency::Resident, OP)?;
         // A copy-out of bytes that a reader took back may still be reading them, and with the block
         // its end is forgotten: the stream that owns the bytes from now on must be behind it.
-        if let Some(out) = slot.out.clone() {
+        if let Some(out) = slot.out_of_these().cloned() {
             let stream = self.ledgers[on].stream;
             let waited = out.point.wait(&mut self.backend, stream, Site::LiveWriteWait);
             self.seen(waited)?;

@@ -187,8 +187,6 @@ impl Engine {
                 let slot = self.slots.get_mut(id.0, cause.op)?;
                 slot.range = Some(target);
                 slot.ready = Some((inward, end));
-                // The copy-in is ordered behind the copy-out, so its end stands for both.
-                slot.out = None;
                 slot.home = on;
                 slot.readers = StreamSet::default();
                 slot.become_(Residency::Refilling);

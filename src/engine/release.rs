@@ -144,12 +144,13 @@ impl Engine {
     fn head(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
         while let Some(&id) = self.ledgers[on].queue(owner).front() {
             let is_leaving = self.slots.get(id.0, "releasable").is_ok_and(|slot| {
-                slot.residency() == Residency::Evicting || (slot.is_dropped && slot.range.is_some())
+                let is_away = slot.residency() == Residency::Evicting || slot.is_dropped;
+                is_away && slot.range.is_some() && slot.home == on
             });
             if is_leaving {
                 return Ok(self.may_go(id, on, owner)?.then_some(id));
             }
-            // Taken back by a reader, or gone.
+            // Taken back by a reader, perhaps evicted on another stream since, or gone.
             let ledger = &mut self.ledgers[on];
             ledger.queue(owner).pop_front();
             ledger.uncover(owner);
@@ -173,9 +174,9 @@ impl Engine {
     /// `insist` the stream is told to wait for them.
     fn copies_passed(&mut self, id: StorageId, on: usize, insist: bool) -> Result<bool> {
         let slot = self.slots.get(id.0, "releasable")?;
-        let out = slot.out.clone();
+        let out = slot.out_of_these().cloned();
         // A stream that acquired the storage is behind the copy-in already.
-        let is_reader = slot.residency() == Residency::Resident && slot.readers.has(on);
+        let is_reader = slot.readers.has(on);
         let ready = slot.ready.as_ref().filter(|_| !is_reader).map(|(_, end)| end.point.clone());
         let stream = self.ledgers[on].stream;
         if let Some(end) = out {
@@ -238,7 +239,7 @@ impl Engine {
                 return Ok(count);
             }
             let points = [
-                slot.out.as_ref().map(|end| end.point.clone()),
+                slot.out_of_these().map(|end| end.point.clone()),
                 slot.ready.as_ref().map(|(_, end)| end.point.clone()),
             ];
             for point in points.into_iter().flatten() {
