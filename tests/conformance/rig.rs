@@ -94,7 +94,6 @@ impl Pages {
     }
 
     /// Address of the first byte.
-    #[allow(dead_code)] // Not every test file adopts memory.
     pub(crate) fn at(&self) -> NonNull<u8> {
         self.at
     }
