@@ -179,6 +179,8 @@ fn unsafe_code_out_of_its_room_or_without_a_reason_is_found() {
         (arena, "// SAFETY: ours.\n\nlet a = unsafe { f() };\n", 1),
         (arena, "// SAFETY: ours.\nlet b = 1;\nlet a = unsafe { f() };\n", 1),
         (arena, "/// Does.\npub unsafe fn f() {}\n", 1),
+        (arena, "impl A for B {\n    unsafe fn f() {}\n}\n", 0),
+        (arena, "impl B {\n    unsafe fn f() {}\n}\n", 1),
         (arena, "unsafe impl Send for A {}\n", 1),
         (arena, "type F = unsafe extern \"C\" fn(u32);\n", 0),
         ("src/copy.rs", noted, 1),

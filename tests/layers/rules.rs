@@ -119,6 +119,8 @@ enum Unsafe {
     Contract,
     /// A function without a body, in a trait: as above, and allowed in every room.
     Declaration,
+    /// A function that a trait asks for: its contract is the trait's.
+    Kept,
     /// The type of a function pointer: nothing is claimed.
     Type,
 }
@@ -170,6 +172,7 @@ fn unsafe_kind(source: &Source, at: usize) -> Unsafe {
     match ident(code, next).as_str() {
         "fn" if ident(code, skip_space(code, next + 2)).is_empty() => Unsafe::Type,
         "fn" if source.item_end(next).1.is_none() => Unsafe::Declaration,
+        "fn" if source.in_trait_impl(at) => Unsafe::Kept,
         "fn" | "trait" => Unsafe::Contract,
         _ => Unsafe::Claim,
     }

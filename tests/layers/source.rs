@@ -111,6 +111,17 @@ impl Source {
         found
     }
 
+    /// Does this position lie in an `impl` of a trait?
+    pub(crate) fn in_trait_impl(&self, at: usize) -> bool {
+        self.words("impl").into_iter().take_while(|from| *from < at).any(|from| {
+            let (end, body) = self.item_end(from);
+            body.is_some_and(|open| {
+                let head: String = self.code[from..open].iter().collect();
+                open < at && at < end && head.contains(" for ")
+            })
+        })
+    }
+
     /// Where the item that starts at `at` ends, and where its body opens if it has one.
     pub(crate) fn item_end(&self, at: usize) -> (usize, Option<usize>) {
         let mut depth = 0_i32;
