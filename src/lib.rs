@@ -1,4 +1,40 @@
-//! lightering (skeleton)
+#![doc = include_str!("../README.md")]
+//!
+//! # The picture
+//!
+//! ```text
+//!             adapter             (C ABI and PyTorch: later stages)       who uses it
+//!   -------------------------------------------------------------------------------------
+//!   8  engine                                              one owner: admit, step, drain
+//!   7  policy      prefetch                                what leaves; what comes back, when
+//!   6  storage                                             resize-to-zero / refill: the states
+//!   5  (pack, disk: later stages)                          small tensors by kernel; spill file
+//!   4  copy                                                bytes in motion: the lanes
+//!   3  pinned                                              room: arenas, classes, blocks
+//!   2  stream                                              order: points, the event pool
+//!   1  backend/{sim, cuda, traced}    hazard               the only driver calls; the checker
+//!   0  error       unit       trace                        words everyone shares
+//! ```
+//!
+//! A file uses floors below its own, never above, never sideways; `engine` is the only place where
+//! policy, prefetch and storage meet. `tests/layers.rs` reads the sources and fails otherwise.
+//!
+//! # The life of one tensor
+//!
+//! 1. [`Engine::adopt`] or [`Engine::alloc`] gives a [`Storage`]: resident, nothing owed.
+//! 2. [`Engine::offer`] asks the policy, [`Engine::evict`] sends it off: the pool lends a block, an
+//!    event is recorded on the caller's stream, the copy-out lane waits for it (E1) and for the
+//!    block's last copy (E7), the copy is enqueued in trunks, its end recorded.
+//! 3. [`Engine::releasable`] names it, or the engine frees its bytes: behind the copy-out (E2), by
+//!    asking below a bound, by a wait of the caller's stream above it.
+//! 4. [`Engine::wanted`] names it again in the order readers are expected; [`Engine::prefetch`]
+//!    brings it home ahead of its reader, into room taken by its owner (E5), behind the copy-out of
+//!    the same block (E4).
+//! 5. [`Engine::acquire`] orders the reader's stream behind the copy-in (E6). The host never waits.
+//! 6. The block stays as a clean host copy until [`Engine::take`], or until the storage ends by
+//!    [`Engine::release`] or by dropping its handle; then the pool has it back, tagged with the
+//!    event of its last copy.
+
 pub mod adapter;
 pub mod backend;
 pub mod copy;
@@ -14,6 +50,8 @@ pub mod unit;
 
 pub use engine::{Acquire, Engine, Evict, Options, Shared, Stats};
 pub use error::{Error, Kind, Missing, Misuse, Result};
+pub use pinned::{Budget, PinnedPool, PoolOptions};
+pub use storage::{Residency, Storage, Tier};
 pub use unit::{
     Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Key, Name, PinnedPtr, PinnedRange, StorageId,
     StreamId,

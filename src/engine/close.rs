@@ -18,7 +18,7 @@ use crate::backend::Backend;
 use crate::error::Result;
 use crate::storage::Owner;
 use crate::trace::Site;
-use crate::unit::{EventId, StorageId};
+use crate::unit::StorageId;
 use std::time::{Duration, Instant};
 
 impl Engine {
@@ -43,8 +43,7 @@ impl Engine {
 
     /// Lets the pool learn which of this engine's blocks are idle.
     fn settle_blocks(&mut self) -> Result<()> {
-        let Engine { client, backend, busy, .. } = self;
-        let mut returned: Vec<EventId> = Vec::new();
+        let Engine { client, backend, busy, returned, .. } = self;
         let settled = client.settle(
             &mut |event| match busy.get(&event) {
                 Some((point, _)) => point.done(backend, Site::BlockIdleQuery),
@@ -52,7 +51,7 @@ impl Engine {
             },
             &mut |event| returned.push(event),
         );
-        for event in returned {
+        while let Some(event) = self.returned.pop() {
             self.unhold(event);
         }
         self.seen(settled).map(|_| ())

@@ -51,6 +51,8 @@ pub struct Engine {
     client: Client,
     /// Points that the pool holds blocks by, with how many blocks.
     busy: HashMap<EventId, (Point, u32)>,
+    /// Events that came home from the pool in one go; kept for its room.
+    returned: Vec<EventId>,
     out: Lane,
     ahead: Lane,
     urgent: Lane,
@@ -99,6 +101,7 @@ impl Engine {
             events: EventPool::new(options.events_max, Timing::Off),
             timers: EventPool::new(STALLS_MAX * 2, Timing::On),
             busy: HashMap::new(),
+            returned: Vec::new(),
             slots: Table::new(options.storages_max),
             ranges: BTreeMap::new(),
             ledgers: Vec::new(),
