@@ -45,9 +45,13 @@ pub struct End {
 /// A copy under way.
 #[derive(Debug)]
 struct Flight {
+    storage: StorageId,
     end: End,
     bytes: Bytes,
 }
+
+/// Who learns that a copy is done: the storage, and the copy's place in its lane.
+pub type Landed<'a> = &'a mut dyn FnMut(StorageId, u64);
 
 /// A stream that carries copies of one direction, and nothing else.
 #[derive(Debug)]
@@ -135,11 +139,12 @@ impl Lane {
         backend: &mut dyn Backend,
         events: &mut EventPool,
         limits: LaneLimits,
+        storage: StorageId,
         from: DeviceRange,
         to: &Block,
     ) -> std::result::Result<End, CopyFailed> {
         let stream = self.stream;
-        self.run(backend, events, from.len(), to, |backend, block, at| {
+        self.run(backend, events, (storage, from.len()), to, |backend, block, at| {
             let trunk = block.trunk(at, limits.trunk_bytes_max.min(from.len() - at))?;
             backend.copy_out(trunk, from.part(at, trunk.len())?, stream)?;
             Ok(trunk.len())
@@ -155,11 +160,12 @@ impl Lane {
         backend: &mut dyn Backend,
         events: &mut EventPool,
         limits: LaneLimits,
+        storage: StorageId,
         to: DeviceRange,
         from: &Block,
     ) -> std::result::Result<End, CopyFailed> {
         let stream = self.stream;
-        self.run(backend, events, to.len(), from, |backend, block, at| {
+        self.run(backend, events, (storage, to.len()), from, |backend, block, at| {
             let trunk = block.trunk(at, limits.trunk_bytes_max.min(to.len() - at))?;
             backend.copy_in(to.part(at, trunk.len())?, trunk, stream)?;
             Ok(trunk.len())
@@ -171,7 +177,7 @@ impl Lane {
         &mut self,
         backend: &mut dyn Backend,
         events: &mut EventPool,
-        len: Bytes,
+        (storage, len): (StorageId, Bytes),
         block: &Block,
         mut trunk: impl FnMut(&mut dyn Backend, &Block, Bytes) -> Result<Bytes>,
     ) -> std::result::Result<End, CopyFailed> {
@@ -191,7 +197,7 @@ impl Lane {
                 Ok(()) => Err(CopyFailed { error: empty(), end: None }),
             };
         }
-        let end = self.end(backend, events, spare, at);
+        let end = self.end(backend, events, spare, (storage, at));
         match (enqueued, end) {
             (Ok(()), Ok(end)) => Ok(end),
             (Err(error), Ok(end)) => Err(CopyFailed { error, end: Some(end) }),
@@ -208,13 +214,13 @@ impl Lane {
         backend: &mut dyn Backend,
         events: &mut EventPool,
         spare: Spare,
-        bytes: Bytes,
+        (storage, bytes): (StorageId, Bytes),
     ) -> Result<End> {
         let point = events.mark_with(backend, spare, self.stream)?;
         let end = End { point, seq: self.seq_next };
         self.seq_next += 1;
         self.bytes_in_flight += bytes;
-        self.flights.push_back(Flight { end: end.clone(), bytes });
+        self.flights.push_back(Flight { storage, end: end.clone(), bytes });
         Ok(end)
     }
 
@@ -223,19 +229,28 @@ impl Lane {
     /// idle. Where even that fails the context is lost, and nothing is touched any more.
     fn settle_unmarked(&mut self, backend: &mut dyn Backend) {
         if backend.sync().is_ok() {
-            self.set_all_done();
+            // Who is told later learns it from the points, which are done now.
+            for flight in &self.flights {
+                flight.end.point.set_done();
+            }
         }
     }
 
-    /// Asks about the oldest copies, at most `asks_max` of them, and forgets those that are done.
+    /// Asks about the oldest copies, at most `asks_max` of them, and forgets those that are done,
+    /// each of which `landed` is told.
     ///
     /// # Errors
     /// Those of [`Backend::query`].
-    pub fn poll(&mut self, backend: &mut dyn Backend, asks_max: usize) -> Result<()> {
+    pub fn poll(
+        &mut self,
+        backend: &mut dyn Backend,
+        asks_max: usize,
+        landed: Landed<'_>,
+    ) -> Result<()> {
         for _ in 0..asks_max {
             match self.flights.front() {
                 Some(flight) if flight.end.point.done(backend, Site::TransferQuery)? => {
-                    self.pop();
+                    self.pop(landed);
                 }
                 _ => break,
             }
@@ -244,17 +259,18 @@ impl Lane {
     }
 
     /// Every copy is done: somebody waited for the whole device.
-    pub fn set_all_done(&mut self) {
+    pub fn set_all_done(&mut self, landed: Landed<'_>) {
         while !self.flights.is_empty() {
-            self.pop();
+            self.pop(landed);
         }
     }
 
-    fn pop(&mut self) {
+    fn pop(&mut self, landed: Landed<'_>) {
         if let Some(flight) = self.flights.pop_front() {
             flight.end.point.set_done();
             self.seq_done = flight.end.seq;
             self.bytes_in_flight -= flight.bytes;
+            landed(flight.storage, flight.end.seq);
         }
     }
 }

@@ -125,6 +125,11 @@ impl StreamSet {
         self.0 |= 1 << index;
     }
 
+    /// Is there no stream in it?
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     /// Is the stream in it?
     pub fn has(self, index: usize) -> bool {
         index < StreamSet::STREAMS_MAX && self.0 & (1 << index) != 0
@@ -165,6 +170,8 @@ pub struct Slot {
     pub block: Option<Block>,
     /// End of the copy-out that fills the block, until it is known done.
     pub out: Option<End>,
+    /// That copy-out read the device bytes there are now, not others from before a copy-in.
+    pub out_is_current: bool,
     /// End of the copy-in that filled the device bytes, until it is known done, and its lane.
     pub ready: Option<(Inward, End)>,
     /// Number of the stream it was last evicted from, or taken on; [`Slot::NO_HOME`] before that.
@@ -173,6 +180,9 @@ pub struct Slot {
     pub readers: StreamSet,
     /// Place among the evictions of this pass, for the prefetcher.
     pub ordinal: Option<u32>,
+    /// Its place in the queue of those whose device bytes are to go; 0 where it is in none. A place
+    /// left in a queue from before it was taken back is thereby nobody's.
+    pub ticket: u64,
     /// Its handle is gone; it lives on only until its device bytes may be dropped.
     pub is_dropped: bool,
     residency: Residency,
@@ -184,15 +194,26 @@ impl Slot {
 
     /// The last copy that uses the block, as far as it is not known done.
     pub fn last_use(&self) -> Option<Point> {
-        // A copy-in is ordered behind the copy-out of the same block (E4), so it is the later one.
+        // A copy-in is ordered behind an older copy-out (E4), and a copy-out of the bytes it
+        // brought behind it (E1): so one of the two stands for both.
         let inward = self.ready.as_ref().map(|(_, end)| &end.point);
-        inward.or(self.out.as_ref().map(|end| &end.point)).cloned()
+        let outward = self.out.as_ref().map(|end| &end.point);
+        if self.out_is_current { outward.or(inward) } else { inward.or(outward) }.cloned()
     }
 
-    /// The copy-out that may still be reading the device bytes there are now. One from before a
-    /// copy-in read others, which are gone.
+    /// The copy-out with this place in its lane is done: its event is not needed any more.
+    pub fn landed_out(&mut self, seq: u64) {
+        self.out.take_if(|end| end.seq == seq);
+    }
+
+    /// The same of a copy-in.
+    pub fn landed_in(&mut self, inward: Inward, seq: u64) {
+        self.ready.take_if(|(lane, end)| *lane == inward && end.seq == seq);
+    }
+
+    /// The copy-out that may still be reading the device bytes there are now.
     pub fn out_of_these(&self) -> Option<&End> {
-        self.out.as_ref().filter(|_| self.ready.is_none())
+        self.out.as_ref().filter(|_| self.out_is_current)
     }
 
     /// A storage whose bytes are on the device.
@@ -204,10 +225,12 @@ impl Slot {
             range: Some(range),
             block: None,
             out: None,
+            out_is_current: false,
             ready: None,
             home,
             readers: StreamSet::default(),
             ordinal: None,
+            ticket: 0,
             is_dropped: false,
             residency: Residency::Resident,
         }

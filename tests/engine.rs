@@ -200,7 +200,7 @@ fn what_the_state_table_disallows_is_refused_by_name() {
     rig.engine.flush(on).unwrap();
     assert_eq!(rig.engine.evict(id, on).unwrap_err().misuse(), Some(Misuse::State));
     assert_eq!(rig.engine.range(id).unwrap_err().misuse(), Some(Misuse::NotThere));
-    assert_eq!(rig.engine.take(id, on).unwrap_err().misuse(), Some(Misuse::State));
+    assert_eq!(rig.engine.take(id).unwrap_err().misuse(), Some(Misuse::State));
     assert_eq!(rig.engine.cancel(id, on).unwrap_err().misuse(), Some(Misuse::State));
     assert_eq!(rig.engine.refill(id, range, on).unwrap_err().misuse(), Some(Misuse::State));
     rig.engine.release(storage, on).unwrap();
@@ -240,12 +240,12 @@ fn a_lane_or_a_foreign_stream_is_no_compute_stream() {
     let theirs = rig.streams[0].here;
     let foreign = rig.engine.evict(storage.id(), theirs).unwrap_err();
     assert_eq!(foreign.misuse(), Some(Misuse::Foreign));
-    rig.sim.set_capturing(theirs, true).unwrap();
+    rig.sim.inner().set_capturing(theirs, true).unwrap();
     let records = rig.engine.stats().seam.records;
     let captured = rig.engine.evict(storage.id(), on).unwrap_err();
     assert_eq!(captured.misuse(), Some(Misuse::Capturing));
     assert_eq!(rig.engine.stats().seam.records, records, "nothing was enqueued");
-    rig.sim.set_capturing(theirs, false).unwrap();
+    rig.sim.inner().set_capturing(theirs, false).unwrap();
     assert!(rig.engine.evict(storage.id(), on).is_ok());
 }
 
@@ -421,4 +421,25 @@ fn a_storage_taken_back_and_evicted_on_another_stream_goes_in_that_streams_order
     assert_eq!(rig.engine.residency(storage.id()).unwrap(), Residency::Evicting);
     rig.engine.flush(second).unwrap();
     assert_eq!(rig.engine.residency(storage.id()).unwrap(), Residency::Evicted(Tier::Host));
+}
+
+#[test]
+fn a_second_stream_that_takes_an_eviction_back_waits_for_the_first_ones_copy_in() {
+    let config = Config::scheduled(Box::new(Lazy::default()));
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 2);
+    let (first, second) = (rig.streams[0].engine, rig.streams[1].engine);
+    let storage = rig.engine.alloc(LEN, first, "x").unwrap();
+    let range = rig.engine.range(storage.id()).unwrap();
+    rig.fill(0, range, 1);
+    rig.engine.evict(storage.id(), first).unwrap();
+    rig.engine.flush(first).unwrap();
+    // Home on the first stream, evicted anew from the second, wanted there at once.
+    rig.engine.acquire(storage.id(), first).unwrap();
+    rig.engine.take(storage.id()).unwrap();
+    assert!(matches!(rig.engine.evict(storage.id(), second).unwrap(), Evict::Moving(_)));
+    let Acquire::Ready(range) = rig.engine.acquire(storage.id(), second).unwrap() else { panic!() };
+    rig.check(1, range, 1, "on the second stream".into());
+    rig.engine.release(storage, second).unwrap();
+    rig.sim.sync().unwrap();
+    assert!(rig.wrong.lock().unwrap().is_empty());
 }

@@ -136,6 +136,9 @@ impl Machine {
             self.rig.engine.residency(id).unwrap(),
             Residency::Evicted(_) | Residency::Refilling
         );
+        if !was_away {
+            self.order_after_writer(i, s);
+        }
         let range = match allowed(self.rig.engine.acquire(id, on))? {
             Acquire::Ready(range) => range,
             Acquire::NeedsRoom(len) => {
@@ -158,7 +161,6 @@ impl Machine {
             self.items[i].writer = None;
             self.items[i].readers.clear();
         }
-        self.order_after_writer(i, s);
         Some(range)
     }
 
@@ -229,10 +231,9 @@ impl Machine {
         }
     }
 
-    fn take_copy(&mut self, i: usize, s: usize) {
-        let on = self.rig.streams[s].engine;
+    fn take_copy(&mut self, i: usize) {
         let id = self.items[i].handle.id();
-        if let Err(error) = self.rig.engine.take(id, on) {
+        if let Err(error) = self.rig.engine.take(id) {
             assert_eq!(error.misuse(), Some(Misuse::State), "{error}");
         }
     }
@@ -281,7 +282,7 @@ impl Machine {
             206..212 => self.rig.engine.step().unwrap(),
             212..216 => self.rig.engine.mark_step().unwrap(),
             216..222 => self.cancel(i, s),
-            222..228 => self.take_copy(i, s),
+            222..228 => self.take_copy(i),
             228..242 => self.release(i, s),
             _ => self.drop_handle(i, s),
         }
@@ -323,6 +324,7 @@ fn bounds() -> impl Strategy<Value = Options> {
             trunk_bytes_max: Bytes(trunk * 1000),
             transfers_max: [1, 2, 5, 100][lane],
             pass_len_max: 16,
+            note_uses: false,
             ..options()
         },
     )

@@ -16,9 +16,9 @@
 use super::Engine;
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::storage::Owner;
+use crate::storage::{Inward, Owner, Slot};
 use crate::trace::Site;
-use crate::unit::StorageId;
+use crate::unit::{StorageId, Table};
 use std::time::{Duration, Instant};
 
 impl Engine {
@@ -29,10 +29,9 @@ impl Engine {
     /// Those of the driver.
     pub fn step(&mut self) -> Result<()> {
         self.begin("step")?;
-        let asks = self.options.step_queries_max;
-        let lanes = [&mut self.out, &mut self.ahead, &mut self.urgent];
-        let polled = lanes.into_iter().try_for_each(|lane| lane.poll(&mut self.backend, asks));
-        self.seen(polled)?;
+        self.poll_out()?;
+        self.poll_in(Inward::Ahead)?;
+        self.poll_in(Inward::Urgent)?;
         self.settle_blocks()?;
         self.settle_stalls()?;
         for on in 0..self.ledgers.len() {
@@ -41,8 +40,23 @@ impl Engine {
         Ok(())
     }
 
+    /// Learns which copies out are done.
+    pub(super) fn poll_out(&mut self) -> Result<()> {
+        let Engine { out, backend, slots, options, .. } = self;
+        let polled = out.poll(backend, options.step_queries_max, &mut landed_out(slots));
+        self.seen(polled)
+    }
+
+    /// Learns which copies in are done.
+    pub(super) fn poll_in(&mut self, inward: Inward) -> Result<()> {
+        let Engine { ahead, urgent, backend, slots, options, .. } = self;
+        let lane = if inward == Inward::Ahead { ahead } else { urgent };
+        let polled = lane.poll(backend, options.step_queries_max, &mut landed_in(slots, inward));
+        self.seen(polled)
+    }
+
     /// Lets the pool learn which of this engine's blocks are idle.
-    fn settle_blocks(&mut self) -> Result<()> {
+    pub(super) fn settle_blocks(&mut self) -> Result<()> {
         let Engine { client, backend, busy, returned, .. } = self;
         let settled = client.settle(
             &mut |event| match busy.get(&event) {
@@ -81,9 +95,9 @@ impl Engine {
         self.begin("drain")?;
         let synced = self.backend.sync();
         self.seen(synced)?;
-        for lane in [&mut self.out, &mut self.ahead, &mut self.urgent] {
-            lane.set_all_done();
-        }
+        self.out.set_all_done(&mut landed_out(&mut self.slots));
+        self.ahead.set_all_done(&mut landed_in(&mut self.slots, Inward::Ahead));
+        self.urgent.set_all_done(&mut landed_in(&mut self.slots, Inward::Urgent));
         for (point, _) in self.busy.values() {
             point.set_done();
         }
@@ -166,6 +180,22 @@ impl Engine {
             }
         }
         self.is_closed = true;
+    }
+}
+
+fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
+    |storage, seq| {
+        if let Ok(slot) = slots.get_mut(storage.0, "step") {
+            slot.landed_out(seq);
+        }
+    }
+}
+
+fn landed_in(slots: &mut Table<Slot>, inward: Inward) -> impl FnMut(StorageId, u64) {
+    move |storage, seq| {
+        if let Ok(slot) = slots.get_mut(storage.0, "step") {
+            slot.landed_in(inward, seq);
+        }
     }
 }
 

@@ -17,12 +17,12 @@ use super::Engine;
 use crate::backend::Backend;
 use crate::copy::{CopyFailed, End, Transfer};
 use crate::error::{Error, Kind, Result};
-use crate::pinned::Block;
+use crate::pinned::{Block, Lent};
 use crate::policy::{Advice, Kept};
 use crate::storage::{Homed, Residency, StreamSet};
 use crate::stream::Point;
 use crate::trace::{Actor, Site, Use};
-use crate::unit::{DeviceRange, StorageId, StreamId};
+use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
 
 /// What became of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,10 @@ impl Engine {
         slot.must_be(Residency::Resident, OP)?;
         let has_copy = slot.block.is_some();
         self.policy.forget(id);
+        if self.busy.len() > self.options.events_max / 4 {
+            // Blocks given back with copies in flight hold events: let those that are done go.
+            self.settle_blocks()?;
+        }
         if self.prefetcher.pass_is_over() {
             self.next_pass();
         }
@@ -101,17 +105,16 @@ impl Engine {
 
     fn evict_copy(&mut self, id: StorageId, on: usize) -> Result<Evict> {
         let slot = self.slots.get(id.0, "evict")?;
-        let (len, name, readers) = (slot.len, slot.name, slot.readers);
+        let (len, name) = (slot.len, slot.name);
         let Some(range) = slot.range else { return Err(slot.refuse("evict")) };
         let limits = self.options.lane();
         if self.out.is_full(limits) {
-            let polled = self.out.poll(&mut self.backend, self.options.step_queries_max);
-            self.seen(polled)?;
+            self.poll_out()?;
         }
         if self.out.is_full(limits) {
             return Ok(self.keep(id, Kept::LaneFull));
         }
-        let lent = match self.client.lend(len, name) {
+        let lent = match self.lend(len, name) {
             Ok(lent) => lent,
             Err(error) if error.is_retryable() => return Ok(self.keep(id, Kept::NoPinnedRoom)),
             Err(error) => return self.seen(Err(error)),
@@ -119,13 +122,13 @@ impl Engine {
         let after = lent.after.and_then(|event| self.unhold(event));
         let mut block = lent.block;
         block.mark_written(len)?;
-        match self.submit_out(range, readers, on, &block, after.as_ref()) {
+        match self.submit_out(id, range, on, &block, after.as_ref()) {
             Ok(end) => {
                 let transfer = Transfer { storage: id, seq: end.seq, bytes: len };
                 let slot = self.slots.get_mut(id.0, "evict")?;
                 slot.block = Some(block);
                 slot.out = Some(end);
-                slot.ready = None;
+                slot.out_is_current = true;
                 self.leave(id, on)?;
                 Ok(Evict::Moving(transfer))
             }
@@ -140,6 +143,22 @@ impl Engine {
         }
     }
 
+    /// A block; where the pool has none, those given back busy are asked about first.
+    fn lend(&mut self, len: Bytes, name: Name) -> Result<Lent> {
+        let lent = match self.client.lend(len, name) {
+            Err(error) if error.is_retryable() => {
+                self.settle_blocks()?;
+                self.client.lend(len, name)?
+            }
+            other => other?,
+        };
+        if lent.returned > 0 {
+            // An event came home by another engine's lend: ask, so that the trace shows it done.
+            self.settle_blocks()?;
+        }
+        Ok(lent)
+    }
+
     fn keep(&mut self, id: StorageId, why: Kept) -> Evict {
         if let Ok(slot) = self.slots.get(id.0, "evict") {
             self.stats.keep(why, slot.len);
@@ -150,34 +169,38 @@ impl Engine {
     /// E1, E7, then the copy.
     fn submit_out(
         &mut self,
+        id: StorageId,
         range: DeviceRange,
-        readers: StreamSet,
         on: usize,
         block: &Block,
         after: Option<&Point>,
     ) -> std::result::Result<End, CopyFailed> {
-        let ordered = self.order_out(range, readers, on, after);
+        let ordered = self.order_out(id, range, on, after);
         if let Err(error) = ordered {
             return Err(CopyFailed { error, end: None });
         }
         let limits = self.options.lane();
-        self.out.copy_out(&mut self.backend, &mut self.events, limits, range, block)
+        self.out.copy_out(&mut self.backend, &mut self.events, limits, id, range, block)
     }
 
     fn order_out(
         &mut self,
+        id: StorageId,
         range: DeviceRange,
-        readers: StreamSet,
         on: usize,
         after: Option<&Point>,
     ) -> Result<()> {
         let compute = self.ledgers[on].stream;
+        let readers = self.slots.get(id.0, "evict")?.readers;
         let backend = &mut self.backend;
-        // What the framework did, for the trace: its producer wrote the bytes on this stream.
-        backend.note(Actor::Stream(compute), &[Use::write(range)])?;
+        let others = Engine::others(readers, on);
+        if self.options.note_uses && others.is_empty() {
+            // Where other streams have read them since, the write is older: not told again.
+            backend.note(Actor::Stream(compute), &[Use::write(range)])?;
+        }
         let produced = self.events.mark(backend, compute)?;
         self.out.wait(backend, &produced, Site::ProducerDone)?;
-        for other in Engine::others(readers, on).iter() {
+        for other in others.iter() {
             let stream = self.ledgers[other].stream;
             let used = self.events.mark(backend, stream)?;
             self.out.wait(backend, &used, Site::OtherUsersDone)?;
@@ -197,7 +220,7 @@ impl Engine {
         slot.home = on;
         slot.ordinal = Some(ordinal);
         let (len, owner) = (slot.len, slot.owner);
-        self.ledgers[on].enter(id, owner, len);
+        slot.ticket = self.ledgers[on].enter(id, owner, len);
         self.stats.evicted_bytes += len.0;
         self.stats.evicted_count += 1;
         Ok(())
@@ -222,8 +245,7 @@ impl Engine {
     pub fn is_done(&mut self, transfer: Transfer) -> Result<bool> {
         self.begin("is_done")?;
         if !self.out.is_known_done(transfer.seq) {
-            let polled = self.out.poll(&mut self.backend, self.options.step_queries_max);
-            self.seen(polled)?;
+            self.poll_out()?;
         }
         Ok(self.out.is_known_done(transfer.seq))
     }

@@ -59,6 +59,7 @@ impl Engine {
             Residency::Resident => {}
             Residency::Evicting => {
                 slot.become_(Residency::Resident);
+                slot.ticket = 0;
                 let (home, len) = (slot.home, slot.len);
                 if let Some(ordinal) = slot.ordinal.take() {
                     self.prefetcher.gone(ordinal);
@@ -81,7 +82,6 @@ impl Engine {
     fn drop_copy(&mut self, id: StorageId) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "take")?;
         let last_use = slot.last_use();
-        slot.out = None;
         match slot.block.take() {
             Some(block) => self.give_back(block, last_use),
             None => Ok(()),
@@ -131,19 +131,10 @@ impl Engine {
     ///
     /// # Errors
     /// `Usage(State)` where the bytes are not resident: the host copy is the only one.
-    pub fn take(&mut self, id: StorageId, compute: StreamId) -> Result<()> {
+    pub fn take(&mut self, id: StorageId) -> Result<()> {
         const OP: &str = "take";
         self.begin(OP)?;
-        let on = self.stream_index(compute, OP)?;
-        let slot = self.slot(id, OP)?;
-        slot.must_be(Residency::Resident, OP)?;
-        // A copy-out of bytes that a reader took back may still be reading them, and with the block
-        // its end is forgotten: the stream that owns the bytes from now on must be behind it.
-        if let Some(out) = slot.out_of_these().cloned() {
-            let stream = self.ledgers[on].stream;
-            let waited = out.point.wait(&mut self.backend, stream, Site::LiveWriteWait);
-            self.seen(waited)?;
-        }
+        self.slot(id, OP)?.must_be(Residency::Resident, OP)?;
         self.drop_copy(id)
     }
 }

@@ -54,6 +54,9 @@ pub struct Options {
     pub ring_records: usize,
     /// How long a dropped engine waits for copies in flight before it leaks what they need.
     pub drop_deadline: Duration,
+    /// Note for the trace that who evicts wrote the bytes on that stream, and who acquires reads
+    /// them there. Off for a framework that notes its own uses, which knows better.
+    pub note_uses: bool,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
 }
@@ -77,6 +80,7 @@ impl Default for Options {
             oom_retries_max: 2,
             ring_records: 1024,
             drop_deadline: Duration::from_secs(10),
+            note_uses: true,
             time_stalls: false,
         }
     }

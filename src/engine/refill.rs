@@ -16,7 +16,7 @@
 
 use super::Engine;
 use crate::backend::Backend;
-use crate::copy::{CopyFailed, End};
+use crate::copy::{CopyFailed, End, Lane};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Residency, StreamSet, Tier};
 use crate::trace::{Access, Actor, Site, Use};
@@ -187,6 +187,7 @@ impl Engine {
                 let slot = self.slots.get_mut(id.0, cause.op)?;
                 slot.range = Some(target);
                 slot.ready = Some((inward, end));
+                slot.out_is_current = false;
                 slot.home = on;
                 slot.readers = StreamSet::default();
                 slot.become_(Residency::Refilling);
@@ -212,17 +213,17 @@ impl Engine {
     ) -> std::result::Result<End, CopyFailed> {
         let refused = |error| CopyFailed { error, end: None };
         let limits = self.options.lane();
+        if self.lane_in(inward).is_full(limits) {
+            self.poll_in(inward).map_err(refused)?;
+        }
+        if self.lane_in(inward).is_full(limits) {
+            return Err(refused(self.lane_full(id, "refill")));
+        }
         let lane = match inward {
             Inward::Ahead => &mut self.ahead,
             Inward::Urgent => &mut self.urgent,
         };
         let backend = &mut self.backend;
-        if lane.is_full(limits) {
-            lane.poll(backend, self.options.step_queries_max).map_err(refused)?;
-        }
-        if lane.is_full(limits) {
-            return Err(refused(self.lane_full(id, "refill")));
-        }
         let slot = self.slots.get(id.0, "refill").map_err(refused)?;
         let Some(block) = &slot.block else { return Err(refused(slot.refuse("refill"))) };
         let stream = self.ledgers[on].stream;
@@ -235,7 +236,14 @@ impl Engine {
         if let Some(out) = &slot.out {
             lane.wait(backend, &out.point, Site::RefillAfterCopyOut).map_err(refused)?;
         }
-        lane.copy_in(backend, &mut self.events, limits, target, block)
+        lane.copy_in(backend, &mut self.events, limits, id, target, block)
+    }
+
+    fn lane_in(&self, inward: Inward) -> &Lane {
+        match inward {
+            Inward::Ahead => &self.ahead,
+            Inward::Urgent => &self.urgent,
+        }
     }
 
     /// The storage stays evicted. What was enqueued may still write the target, so `compute` is
@@ -250,7 +258,8 @@ impl Engine {
         cause: Cause,
     ) -> Error {
         let stream = self.ledgers[on].stream;
-        let undone = self.undo_target(id, target, stream, inward, failed.end);
+        let ready = failed.end.map(|end| (inward, end));
+        let undone = self.undo_target(id, target, stream, ready);
         let mut error = failed.error;
         if let Ok(slot) = self.slots.get(id.0, cause.op) {
             error = error.at(slot.name).bytes(slot.len);
@@ -266,10 +275,9 @@ impl Engine {
         id: StorageId,
         target: DeviceRange,
         stream: StreamId,
-        inward: Inward,
-        end: Option<End>,
+        ready: Option<(Inward, End)>,
     ) -> Result<()> {
-        if let Some(end) = end {
+        if let Some((inward, end)) = ready {
             end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn)?;
             // The block is being read; whoever takes it next must know.
             self.slots.get_mut(id.0, "refill")?.ready = Some((inward, end));
@@ -288,8 +296,8 @@ impl Engine {
         let slot = self.slots.get(id.0, "cancel")?;
         let (len, range, ready) = (slot.len, slot.range, slot.ready.clone());
         let stream = self.ledgers[on].stream;
-        if let (Some(range), Some((inward, end))) = (range, ready) {
-            let undone = self.undo_target(id, range, stream, inward, Some(end));
+        if let Some(range) = range {
+            let undone = self.undo_target(id, range, stream, ready);
             self.seen(undone)?;
             self.ranges.remove(&range.at().0);
         }
@@ -306,6 +314,7 @@ impl Engine {
         self.note_asked(id, true)?;
         let slot = self.slots.get_mut(id.0, "acquire")?;
         slot.become_(Residency::Resident);
+        slot.ticket = 0;
         let (home, len) = (slot.home, slot.len);
         self.ledgers[home].unreleased_bytes -= len;
         self.stats.forwarded_count += 1;
@@ -345,8 +354,10 @@ impl Engine {
         }
         let slot = self.slots.get_mut(id.0, "acquire")?;
         slot.readers.insert(on);
-        let noted = self.backend.note(Actor::Stream(stream), &[Use::read(range)]);
-        self.seen(noted)?;
+        if self.options.note_uses {
+            let noted = self.backend.note(Actor::Stream(stream), &[Use::read(range)]);
+            self.seen(noted)?;
+        }
         Ok(range)
     }
 

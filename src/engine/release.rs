@@ -28,10 +28,12 @@ use std::collections::VecDeque;
 pub(super) struct Ledger {
     pub(super) stream: StreamId,
     pub(super) raw: usize,
-    /// Storages whose bytes the engine frees, oldest first. Some may have been taken back.
-    owned: VecDeque<StorageId>,
-    /// Storages whose bytes a framework frees, oldest first. Some may have been taken back.
-    adopted: VecDeque<StorageId>,
+    /// Storages whose bytes the engine frees, oldest first, each with its ticket. Some may have
+    /// been taken back; then their ticket is another one.
+    owned: VecDeque<(StorageId, u64)>,
+    /// Storages whose bytes a framework frees, likewise.
+    adopted: VecDeque<(StorageId, u64)>,
+    next_ticket: u64,
     pub(super) unreleased_bytes: Bytes,
     latest: Option<StorageId>,
     /// The stream has passed this copy of the out lane, and so all before it.
@@ -53,6 +55,7 @@ impl Ledger {
             raw,
             owned: VecDeque::new(),
             adopted: VecDeque::new(),
+            next_ticket: 1,
             unreleased_bytes: Bytes::ZERO,
             latest: None,
             passed_out: 0,
@@ -60,10 +63,18 @@ impl Ledger {
         }
     }
 
-    pub(super) fn enter(&mut self, id: StorageId, owner: Owner, len: Bytes) {
-        self.queue(owner).push_back(id);
+    /// Lists a storage evicted just now; returns its ticket.
+    pub(super) fn enter(&mut self, id: StorageId, owner: Owner, len: Bytes) -> u64 {
         self.unreleased_bytes += len;
         self.latest = Some(id);
+        self.list(id, owner)
+    }
+
+    fn list(&mut self, id: StorageId, owner: Owner) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.queue(owner).push_back((id, ticket));
+        ticket
     }
 
     /// Room is short: the storage evicted last may be given back like the others.
@@ -78,7 +89,7 @@ impl Ledger {
         }
     }
 
-    fn queue(&mut self, owner: Owner) -> &mut VecDeque<StorageId> {
+    fn queue(&mut self, owner: Owner) -> &mut VecDeque<(StorageId, u64)> {
         match owner {
             Owner::Engine => &mut self.owned,
             Owner::Framework => &mut self.adopted,
@@ -142,12 +153,9 @@ impl Engine {
 
     /// The oldest storage, if its bytes may go.
     fn head(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
-        while let Some(&id) = self.ledgers[on].queue(owner).front() {
-            let is_leaving = self.slots.get(id.0, "releasable").is_ok_and(|slot| {
-                let is_away = slot.residency() == Residency::Evicting || slot.is_dropped;
-                is_away && slot.range.is_some() && slot.home == on
-            });
-            if is_leaving {
+        while let Some(&(id, ticket)) = self.ledgers[on].queue(owner).front() {
+            let slot = self.slots.get(id.0, "releasable");
+            if slot.is_ok_and(|slot| slot.ticket == ticket && slot.home == on) {
                 return Ok(self.may_go(id, on, owner)?.then_some(id));
             }
             // Taken back by a reader, perhaps evicted on another stream since, or gone.
@@ -175,8 +183,9 @@ impl Engine {
     fn copies_passed(&mut self, id: StorageId, on: usize, insist: bool) -> Result<bool> {
         let slot = self.slots.get(id.0, "releasable")?;
         let out = slot.out_of_these().cloned();
-        // A stream that acquired the storage is behind the copy-in already.
-        let is_reader = slot.readers.has(on);
+        // A stream that acquired the storage is behind the copy-in already, and so is a later
+        // copy-out.
+        let is_reader = slot.readers.has(on) || out.is_some();
         let ready = slot.ready.as_ref().filter(|_| !is_reader).map(|(_, end)| end.point.clone());
         let stream = self.ledgers[on].stream;
         if let Some(end) = out {
@@ -233,8 +242,11 @@ impl Engine {
     /// How many of the oldest storages have their copies known done.
     fn count_copied(&mut self, on: usize) -> Result<usize> {
         for count in 0..self.ledgers[on].adopted.len() {
-            let id = self.ledgers[on].adopted[count];
+            let (id, ticket) = self.ledgers[on].adopted[count];
             let Ok(slot) = self.slots.get(id.0, "releasable") else { continue };
+            if slot.ticket != ticket || slot.home != on {
+                continue;
+            }
             if self.ledgers[on].latest == Some(id) && !slot.is_dropped {
                 return Ok(count);
             }
@@ -277,6 +289,7 @@ impl Engine {
         }
         let slot = self.slots.get_mut(id.0, "release")?;
         slot.range = None;
+        slot.ticket = 0;
         slot.readers = Default::default();
         slot.become_(Residency::Evicted(crate::storage::Tier::Host));
         Ok(())
@@ -305,7 +318,8 @@ impl Engine {
         if owner == Owner::Framework && on_device && home != Slot::NO_HOME {
             // Its bytes are somebody else's: they are named by `releasable` when nothing uses them.
             self.unlist(id)?;
-            self.ledgers[home].adopted.push_back(id);
+            let ticket = self.ledgers[home].list(id, owner);
+            self.slots.get_mut(id.0, "drop")?.ticket = ticket;
             return Ok(());
         }
         self.end(id, home)

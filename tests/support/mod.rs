@@ -6,14 +6,16 @@
 
 use lightering::adapter::DeviceMemory;
 use lightering::backend::sim::{Config, Sim, World};
-use lightering::backend::{Backend, Cost, Timing, Work};
+use lightering::backend::traced::{Observer, Traced};
+use lightering::backend::{Backend, Cost, HostArgs, Timing, Work};
+use lightering::hazard::Checker;
 use lightering::pinned::{Budget, PinnedPool, PoolOptions};
-use lightering::trace::{Site, Use};
+use lightering::trace::{Actor, Op, Record, Site, Use};
 use lightering::{
     Bytes, DevicePtr, DeviceRange, Engine, EventId, Options, Result, StorageId, StreamId,
 };
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A stream as the framework and the engine name it.
 #[derive(Clone, Copy, Debug)]
@@ -22,16 +24,55 @@ pub struct Both {
     pub engine: StreamId,
 }
 
+/// One trace of all that framework and engine ask of a device, checked as it is written.
+#[derive(Default)]
+pub struct Trace {
+    checker: Checker,
+    seq: u64,
+    /// The framework's name of each stream, by the engine's.
+    streams: HashMap<StreamId, StreamId>,
+}
+
+impl Trace {
+    fn push(&mut self, record: &Record) {
+        let op = match record.op {
+            Op::OpenStream(stream) if self.streams.contains_key(&stream) => return,
+            Op::CloseStream(stream) if self.streams.contains_key(&stream) => return,
+            op => self.rename(op),
+        };
+        if std::env::var_os("LIGHTERING_TRACE").is_some() {
+            println!("#{} {op:?} {:?}", self.seq, record.failed);
+        }
+        self.checker.push(&Record { seq: self.seq, op, ..*record });
+        self.seq += 1;
+    }
+
+    fn rename(&self, op: Op) -> Op {
+        let name = |stream: StreamId| self.streams.get(&stream).copied().unwrap_or(stream);
+        match op {
+            Op::Record { event, stream } => Op::Record { event, stream: name(stream) },
+            Op::Wait { stream, event, site } => Op::Wait { stream: name(stream), event, site },
+            Op::Alloc { range, stream } => Op::Alloc { range, stream: name(stream) },
+            Op::Free { range, stream } => Op::Free { range, stream: name(stream) },
+            Op::Use { by: Actor::Stream(stream), uses } => {
+                Op::Use { by: Actor::Stream(name(stream)), uses }
+            }
+            other => other,
+        }
+    }
+}
+
 /// What checks found wrong.
 pub type Wrong = Arc<Mutex<Vec<String>>>;
 
 pub struct Rig {
     pub world: World,
-    pub sim: Sim,
+    pub sim: Traced<Sim>,
     pub engine: Engine,
     pub pool: PinnedPool,
     pub streams: Vec<Both>,
     pub wrong: Wrong,
+    pub trace: Arc<Mutex<Trace>>,
     order: EventId,
 }
 
@@ -49,19 +90,24 @@ pub fn small_pool(budget: Bytes) -> PoolOptions {
 impl Rig {
     pub fn new(config: Config, pool: PoolOptions, options: Options, streams: usize) -> Rig {
         let world = World::new(config);
-        let mut sim = world.device(0).unwrap();
+        let trace = Arc::new(Mutex::new(Trace::default()));
+        let mut sim = Traced::new(world.device(0).unwrap(), 0);
+        sim.observe(Some(observer(&trace)));
         let pool = PinnedPool::new(sim.pinner(), pool).unwrap();
         let device = world.device(0).unwrap();
         let mut engine = Engine::new(Box::new(device), &pool, options).unwrap();
+        engine.observe(Some(observer(&trace)));
         let streams = (0..streams)
             .map(|_| {
                 let here = sim.create_stream().unwrap();
                 let engine = engine.adopt_stream(sim.raw_stream(here).unwrap()).unwrap();
+                trace.lock().unwrap().streams.insert(engine, here);
                 Both { here, engine }
             })
             .collect();
         let order = sim.create_event(Timing::Off).unwrap();
-        Rig { world, sim, engine, pool, streams, wrong: Wrong::default(), order }
+        let wrong = Wrong::default();
+        Rig { world, sim, engine, pool, streams, wrong, trace, order }
     }
 
     /// A rig under the adversary that `seed` names, with one stream and default bounds.
@@ -82,19 +128,20 @@ impl Rig {
     /// A kernel that writes the pattern of `seed` into every byte.
     pub fn fill(&mut self, stream: usize, range: DeviceRange, seed: u64) {
         let uses = [Use::write(range)];
-        let body = move |args: &mut lightering::backend::HostArgs<'_>| {
+        let body = move |args: &mut HostArgs<'_>| {
             fill(args.write::<u8>(0)?, seed);
             Ok(())
         };
         let stream = self.streams[stream].here;
-        self.sim.launch_fn(stream, &uses, no_cost(), Box::new(body)).unwrap();
+        self.sim.note(Actor::Stream(stream), &uses).unwrap();
+        self.sim.inner().launch_fn(stream, &uses, no_cost(), Box::new(body)).unwrap();
     }
 
     /// A kernel that compares every byte with the pattern of `seed`.
     pub fn check(&mut self, stream: usize, range: DeviceRange, seed: u64, what: String) {
         let uses = [Use::read(range)];
         let wrong = self.wrong.clone();
-        let body = move |args: &mut lightering::backend::HostArgs<'_>| {
+        let body = move |args: &mut HostArgs<'_>| {
             let bytes = args.read::<u8>(0)?;
             if let Some(at) = first_wrong(bytes, seed) {
                 let found = bytes[at];
@@ -103,7 +150,8 @@ impl Rig {
             Ok(())
         };
         let stream = self.streams[stream].here;
-        self.sim.launch_fn(stream, &uses, no_cost(), Box::new(body)).unwrap();
+        self.sim.note(Actor::Stream(stream), &uses).unwrap();
+        self.sim.inner().launch_fn(stream, &uses, no_cost(), Box::new(body)).unwrap();
     }
 
     /// Device memory of the framework's own, in the order of a stream.
@@ -122,6 +170,8 @@ impl Rig {
         self.sim.sync().unwrap();
         let wrong = self.wrong.lock().unwrap();
         assert!(wrong.is_empty(), "{}", wrong.join("; "));
+        let trace = self.trace.lock().unwrap();
+        assert_eq!(trace.checker.total(), 0, "{}", told(&trace.checker));
     }
 
     /// Shuts the engine down; nothing of it may be left anywhere.
@@ -137,6 +187,16 @@ impl Rig {
         assert_eq!(self.engine.stats().storages, 0);
         let _ = memory;
     }
+}
+
+fn observer(trace: &Arc<Mutex<Trace>>) -> Observer {
+    let trace = trace.clone();
+    // After a failed assertion the engine is still dropped, and writes records.
+    Box::new(move |record| trace.lock().unwrap_or_else(PoisonError::into_inner).push(record))
+}
+
+fn told(checker: &Checker) -> String {
+    checker.hazards().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Bounds small enough that tests meet them.
@@ -186,7 +246,7 @@ pub struct Memory {
 
 /// Lends `Memory` the simulated device for the length of an adapter's call.
 pub struct Hands<'a> {
-    pub sim: &'a mut Sim,
+    pub sim: &'a mut Traced<Sim>,
     pub stream: StreamId,
     pub memory: &'a mut Memory,
 }
