@@ -141,7 +141,7 @@ fn over(inner: &Inner, ledger: &Ledger, why: &str) -> Error {
     let stats = inner.stats(ledger);
     let largest = Bytes(ledger.space.largest_free());
     let detail = format!("{why}: {stats}, largest free range {largest}");
-    Error::new(Kind::OverBudget, "lend").detail(detail)
+    Error::new(Kind::OverBudget, "grow").detail(detail)
 }
 
 /// Gives the arenas back of which nothing is in use.

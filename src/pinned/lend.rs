@@ -35,6 +35,18 @@ use std::fmt;
 use std::sync::Arc;
 
 /// A borrower: one engine's door to the pool.
+///
+/// ```
+/// # use lightering::backend::{Fence, Pinner};
+/// # use lightering::{Bytes, EventId, Name, Result, pinned::PinnedPool};
+/// # fn copy_with(client: &mut lightering::pinned::Client, event: EventId) -> Result<()> {
+/// let lent = client.lend(Bytes::mib(64), Name::new("layer.0"))?;
+/// // On the lane: wait for `lent.after`, copy into the block's trunks, record `event`. Then:
+/// client.give_back(lent.block, Some(event))?;
+/// // Some steps later:
+/// client.settle(&mut |event| Ok(true /* backend.query(event) */), &mut |event| { /* reuse it */ })?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Client {
     inner: Arc<Inner>,
