@@ -32,6 +32,13 @@ pub(super) fn lend(
     room: u64,
     lend: impl Fn(&mut Ledger) -> Option<Loan>,
 ) -> Result<Loan> {
+    {
+        // Before the turn: what is refused anyway does not wait for somebody else's pinning.
+        let ledger = inner.lock();
+        if ledger.closed {
+            return Err(over(inner, &ledger, "growth is closed"));
+        }
+    }
     let _turn = inner.growing.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut size, unused) = {
         let mut ledger = inner.lock();
