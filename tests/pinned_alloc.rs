@@ -1,5 +1,5 @@
-//! The fault guarded against: a lend that allocates, and so takes the heap's lock and time, on every
-//! step of a job that has long been warm.
+//! The fault guarded against: a lend that allocates, and so takes the heap's lock and time, on
+//! every step of a job that has long been warm.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod pinned_support;

@@ -1,5 +1,5 @@
-//! The fault guarded against: input at the edge of sense, a driver that refuses, an end in the wrong
-//! order, an answer that comes too late; after each, bytes or budget are gone for good.
+//! The fault guarded against: input at the edge of sense, a driver that refuses, an end in the
+//! wrong order, an answer that comes too late; after each, bytes or budget are gone for good.
 #![allow(clippy::unwrap_used)]
 
 mod pinned_support;

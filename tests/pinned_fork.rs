@@ -1,5 +1,6 @@
 //! The fault guarded against: a child process that takes its parent's page-locked memory for its
-//! own: it has no such mapping, and ending the registration would reach into a driver it never opened.
+//! own: it has no such mapping, and ending the registration would reach into a driver
+//! that it never opened.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 

@@ -44,7 +44,8 @@ use std::sync::Arc;
 /// // On the lane: wait for `lent.after`, copy into the block's trunks, record `event`. Then:
 /// client.give_back(lent.block, Some(event))?;
 /// // Some steps later:
-/// client.settle(&mut |event| Ok(true /* backend.query(event) */), &mut |event| { /* reuse it */ })?;
+/// // (`poll` asks the backend; `on_done` may record the event anew.)
+/// client.settle(&mut |event| Ok(true), &mut |event| {})?;
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
