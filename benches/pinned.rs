@@ -82,15 +82,37 @@ fn repeat(c: &mut Criterion) {
     });
 }
 
+/// A pool of which 65,000 blocks are lent, of random sizes.
+struct Crowd {
+    client: Client,
+    live: Vec<Option<Block>>,
+}
+
+impl Crowd {
+    fn new(dice: &mut Dice) -> Crowd {
+        let (_, mut client) = client(Bytes::gib(2));
+        let name = Name::new("layer.0.input");
+        let lend = |_| Some(client.lend(Bytes(dice.len()), name).unwrap().block);
+        let live = (0..LIVE).map(lend).collect();
+        Crowd { client, live }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for block in self.live.drain(..).flatten() {
+            self.client.give_back(block, None).unwrap();
+        }
+    }
+}
+
 fn churn(c: &mut Criterion) {
-    let (pool, mut client) = client(Bytes::gib(2));
     let name = Name::new("layer.0.input");
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
-    let mut live: Vec<Option<Block>> = Vec::with_capacity(LIVE);
-    for _ in 0..LIVE {
-        live.push(Some(client.lend(Bytes(dice.len()), name).unwrap().block));
-    }
+    // Made when first needed: a filter may leave this bench out.
+    let mut crowd = None;
     c.bench_function("pinned/lend/churn_65k", |b| {
+        let Crowd { client, live } = crowd.get_or_insert_with(|| Crowd::new(&mut dice));
         b.iter_batched(
             || (dice.slot(), dice.len()),
             |(slot, len)| {
@@ -100,16 +122,11 @@ fn churn(c: &mut Criterion) {
             BatchSize::SmallInput,
         );
     });
-    println!("{}", pool.stats());
-    for block in live.into_iter().flatten() {
-        client.give_back(block, None).unwrap();
-    }
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
-    let mut live: Vec<Vec<u8>> = Vec::with_capacity(LIVE);
-    for _ in 0..LIVE {
-        live.push(Vec::with_capacity(dice.len() as usize));
-    }
+    drop(crowd);
+    let mut heap: Option<Vec<Vec<u8>>> = None;
     c.bench_function("malloc/churn_65k", |b| {
+        let fill = || (0..LIVE).map(|_| Vec::with_capacity(dice.len() as usize)).collect();
+        let live = heap.get_or_insert_with(fill);
         b.iter_batched(
             || (dice.slot(), dice.len()),
             |(slot, len)| {

@@ -32,7 +32,7 @@ use std::thread;
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
 /// Each thread that touches pages gets at least this much.
-const TOUCH_BYTES_MIN: usize = 32 << 20;
+const TOUCH_BYTES_MIN: usize = 8 << 20;
 
 /// Bytes that stay page-locked for good, because nobody could say that no copy uses them, or
 /// because the driver refused to end their registration.

@@ -6,8 +6,9 @@
 //! own ticket. A block that is not done goes behind the others, so one slow copy hides no fast one.
 //!
 //! ```text
-//!   account: busy[shelf] -> b3 b9        by size, for lends      doubts -> (fence asked) -> claim
-//!            busy_by_age -> b3 b7 b9     by age, for settle              `- not yet: postpone
+//!   account: busy[shelf] -> b3 b9      by size, first back first: for lends
+//!            busy_by_age -> b9 b7 b3   longest not asked first: for settle, and for others' lends
+//!   doubts -> (fence, without the lock) -- done: claim     -- not yet: postpone (to the end)
 //! ```
 //!
 //! Only [`crate::pinned`] uses it.
@@ -46,44 +47,54 @@ impl Ledger {
     }
 
     /// Busy blocks of others that are worth asking about for a request of `room` bytes, at most
-    /// `max` in all: those of that size first, then the oldest. Every account gets its turn.
+    /// `max` in all. Every account gets its turn, and in it the oldest blocks of that size share
+    /// the questions with those that were not asked about for the longest time.
     pub(super) fn doubts(
         &mut self,
         room: u64,
         except: u32,
         max: usize,
     ) -> Vec<(Doubt, Arc<dyn Fence>)> {
+        self.turn = self.turn.wrapping_add(1);
         let others = |(key, a): &(usize, &Account)| *key as u32 != except && a.busy_blocks > 0;
         let others: Vec<&Account> = self.accounts.iter().filter(others).map(|(_, a)| a).collect();
         let mut doubts = Vec::new();
-        let Some(share) = max.checked_div(others.len()) else { return doubts };
-        self.turn = self.turn.wrapping_add(1);
+        let Some(share) = max.checked_div(others.len()).map(|share| share.max(1)) else {
+            return doubts;
+        };
+        let exact_max = (share + self.turn % 2) / 2;
         for nth in 0..others.len().min(max) {
             let account = others[(self.turn + nth) % others.len()];
-            let full = doubts.len() + share.max(1);
-            let mut ask = |id: u32| {
-                let tag = &self.tags[id as usize];
-                if let Some(event) = tag.event.filter(|_| doubts.len() < full) {
-                    doubts.push((Doubt { id, ticket: tag.ticket, event }, account.fence.clone()));
-                }
-            };
             let exact = self.walk(account.busy[shelf(room)], Thread::Size);
-            exact.filter(|&id| self.space.size(id) == room).take(max).for_each(&mut ask);
-            let aged = self.walk(account.busy_by_age, Thread::Age);
-            aged.filter(|&id| self.space.size(id) != room).take(max).for_each(&mut ask);
+            let exact = exact.filter(|&id| self.space.size(id) == room).take(exact_max);
+            let mut ids: Vec<u32> = exact.collect();
+            for id in self.walk(account.busy_by_age, Thread::Age) {
+                if ids.len() == share {
+                    break;
+                }
+                if !ids.contains(&id) {
+                    ids.push(id);
+                }
+            }
+            let doubt = |id: u32| Some((self.doubt(id)?, Arc::clone(&account.fence)));
+            doubts.extend(ids.into_iter().filter_map(doubt));
         }
         doubts
     }
 
     /// The oldest busy blocks of an account, at most `max`, into `doubts`.
     pub(super) fn oldest(&self, slot: u32, max: usize, doubts: &mut Vec<Doubt>) {
-        for id in self.walk(self.accounts[slot as usize].busy_by_age, Thread::Age).take(max) {
-            let tag = &self.tags[id as usize];
-            doubts.extend(tag.event.map(|event| Doubt { id, ticket: tag.ticket, event }));
-        }
+        let aged = self.walk(self.accounts[slot as usize].busy_by_age, Thread::Age);
+        doubts.extend(aged.take(max).filter_map(|id| self.doubt(id)));
     }
 
-    /// The block's event is not done yet: others are asked first next time.
+    fn doubt(&self, id: u32) -> Option<Doubt> {
+        let tag = &self.tags[id as usize];
+        tag.event.map(|event| Doubt { id, ticket: tag.ticket, event })
+    }
+
+    /// The block's event is not done yet: others are asked first next time. By size it keeps its
+    /// place: there its owner takes the one that was given back first.
     pub(super) fn postpone(&mut self, doubt: &Doubt) {
         let id = doubt.id;
         let tag = &self.tags[id as usize];
@@ -93,9 +104,6 @@ impl Ledger {
         let account = &mut self.accounts[tag.owner as usize];
         self.space.unlink(&mut account.busy_by_age, Thread::Age, id);
         self.space.push_back(&mut account.busy_by_age, Thread::Age, id);
-        let list = &mut account.busy[shelf(self.space.size(id))];
-        self.space.unlink(list, Thread::Size, id);
-        self.space.push_back(list, Thread::Size, id);
     }
 
     /// Somebody learned that the event of that giving-back is done: the event leaves the books,

@@ -4,7 +4,7 @@
 //! growth is closed, and what does not fit is refused at once.
 //!
 //! Invariant: pinned bytes never exceed the budget: one thread pins at a time, and only within what
-//! is left of it. Nothing is pinned under the pool's lock; who waited for its turn looks again first.
+//! is left of it. Nothing is pinned under the pool's lock; who waited for its turn looks again.
 //!
 //! ```text
 //!   turn -> look again -> plan: size <= budget - pinned -> pin (no lock) -> seat -> lend
@@ -32,6 +32,13 @@ pub(super) fn lend(
     room: u64,
     lend: impl Fn(&mut Ledger) -> Option<Loan>,
 ) -> Result<Loan> {
+    {
+        // Before the turn: what is refused anyway does not wait for somebody else's pinning.
+        let ledger = inner.lock();
+        if ledger.closed {
+            return Err(over(inner, &ledger, "growth is closed"));
+        }
+    }
     let _turn = inner.growing.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut size, unused) = {
         let mut ledger = inner.lock();
@@ -141,7 +148,7 @@ fn over(inner: &Inner, ledger: &Ledger, why: &str) -> Error {
     let stats = inner.stats(ledger);
     let largest = Bytes(ledger.space.largest_free());
     let detail = format!("{why}: {stats}, largest free range {largest}");
-    Error::new(Kind::OverBudget, "lend").detail(detail)
+    Error::new(Kind::OverBudget, "grow").detail(detail)
 }
 
 /// Gives the arenas back of which nothing is in use.

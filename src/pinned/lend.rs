@@ -35,6 +35,19 @@ use std::fmt;
 use std::sync::Arc;
 
 /// A borrower: one engine's door to the pool.
+///
+/// ```
+/// # use lightering::backend::{Fence, Pinner};
+/// # use lightering::{Bytes, EventId, Name, Result, pinned::PinnedPool};
+/// # fn copy_with(client: &mut lightering::pinned::Client, event: EventId) -> Result<()> {
+/// let lent = client.lend(Bytes::mib(64), Name::new("layer.0"))?;
+/// // On the lane: wait for `lent.after`, copy into the block's trunks, record `event`. Then:
+/// client.give_back(lent.block, Some(event))?;
+/// // Some steps later:
+/// // (`poll` asks the backend; `on_done` may record the event anew.)
+/// client.settle(&mut |event| Ok(true), &mut |event| {})?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Client {
     inner: Arc<Inner>,
@@ -51,7 +64,8 @@ pub struct Lent {
     /// The block.
     pub block: Block,
     /// Before anything is written to the block or read from it, the borrower's lane waits for this
-    /// event on the device. The event is the borrower's again.
+    /// event on the device. The event is the borrower's again. A block that is given back without
+    /// that wait (the copy was never enqueued) is given back with this event as `busy`.
     pub after: Option<EventId>,
     /// Events that came home and were not asked for yet. Where a trace is to show why the block may
     /// be written, `settle` them first: one of them may have guarded it.
@@ -95,8 +109,8 @@ impl Client {
         Ok(Lent { block: Block::new(&self.inner, self.tag, len.get(), loan), after, returned })
     }
 
-    /// Takes a block back. `busy` is the event of the last copy on it, recorded already; `None`
-    /// says that no copy on it is in flight.
+    /// Takes a block back. `busy` is the event of the last copy on it, recorded already, and of no
+    /// other block; `None` says that no copy on it is in flight.
     ///
     /// # Errors
     /// `Usage(Foreign)` for another client's block, which comes back in the refusal.

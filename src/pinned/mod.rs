@@ -12,7 +12,7 @@
 //!   Client (quota)      Client (quota)
 //!      lend | ^ give_back   |                          lend.rs    doors, events
 //!           v | (event)     v                          block.rs   one lent range
-//!     +----------- one lock: Ledger -----------+       ledger.rs, busy.rs  who has what, until when
+//!     +----------- one lock: Ledger -----------+       ledger.rs, busy.rs  who has what
 //!     |  idle by size | busy by size and age   |
 //!     |  Space: |lent|free |busy|  |lent|free| |       space.rs   split, merge, find
 //!     +------------------------------------------+     class.rs   sizes
@@ -51,6 +51,7 @@ use budget::Machine;
 use busy::Doubt;
 use ledger::Ledger;
 use space::Use;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -68,7 +69,6 @@ pub struct PinnedPool {
 }
 
 /// What clones, clients and blocks share.
-#[derive(Debug)]
 pub(in crate::pinned) struct Inner {
     ledger: Mutex<Ledger>,
     /// Held by the one thread that pins.
@@ -156,8 +156,8 @@ impl PinnedPool {
         self.inner.lock().audit();
     }
 
-    /// The figures, the largest free range, and the `rows_max` largest lent blocks. Walks all blocks
-    /// under the pool's lock.
+    /// The figures, the largest free range, and the `rows_max` largest lent blocks. Walks all
+    /// blocks under the pool's lock.
     pub fn report(&self, rows_max: usize) -> Report {
         let ledger = self.inner.lock();
         let (largest, mut rows) = ledger.survey();
@@ -221,6 +221,14 @@ impl Inner {
             Ok(()) => ledger.shelve(id),
             Err(_) => ledger.quarantine_claimed(id),
         }
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the lock, and without the books: whoever prints a block wants neither.
+        let mut pool = f.debug_struct("PinnedPool");
+        pool.field("budget", &self.budget).field("options", &self.options).finish_non_exhaustive()
     }
 }
 

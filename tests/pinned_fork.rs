@@ -1,0 +1,50 @@
+//! The fault guarded against: a child process that takes its parent's page-locked memory for its
+//! own: it has no such mapping, and ending the registration would reach into a driver
+//! that it never opened.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)]
+
+mod pinned_support;
+
+use lightering::{Bytes, Misuse, Name};
+use pinned_support::{Hand, pool};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+#[test]
+fn a_forked_child_is_refused_and_unregisters_nothing() {
+    let (paper, pool) = pool(Bytes::mib(2));
+    let mut client = pool.client(Hand::new(1), Bytes::MAX).unwrap();
+    let mut block = client.lend(Bytes(100), Name::new("x")).unwrap().block;
+    block.write(Bytes::ZERO, &[1; 100]).unwrap();
+    let parent = paper.clone();
+    let mut all = Some((pool, client, block));
+    let child = move || -> io::Result<()> {
+        let failed = |code| Err(io::Error::from_raw_os_error(code));
+        let Some((pool, mut client, mut block)) = all.take() else { return failed(1) };
+        let read = block.read(Bytes::ZERO, &mut [0; 100]);
+        let write = block.write(Bytes::ZERO, &[2; 100]);
+        for refused in [read, write] {
+            match refused {
+                Ok(()) => return failed(2),
+                Err(error) if error.misuse() != Some(Misuse::Forked) => return failed(3),
+                Err(_) => {}
+            }
+        }
+        if client.give_back(block, None).is_err() {
+            return failed(4);
+        }
+        drop((client, pool));
+        if paper.registrations() == 1 { Ok(()) } else { failed(5) }
+    };
+    let mut command = Command::new("true");
+    // SAFETY: the child uses its own copy of the pool, whose locks nobody holds, and the heap.
+    unsafe { command.pre_exec(child) };
+    let status = command.status().unwrap();
+    assert!(status.success());
+    assert_eq!(parent.registrations(), 1, "the parent's is as it was");
+    drop(command);
+    // In the parent the block was dropped, not given back: it stays page-locked.
+    assert_eq!(parent.registrations(), 1);
+}
