@@ -1,6 +1,6 @@
-//! Guards against pages that say what the code does not: the sites of the eight edges and the states
-//! of a storage stand in tables of `docs/design.md` and are compared here; a test or page that any
-//! page names must be there.
+//! Guards against pages that say what the code does not: the sites of the eight edges and the
+//! states of a storage stand in tables of `docs/design.md` and are compared here; a test or page
+//! that any page names must be there.
 
 #![allow(clippy::unwrap_used)]
 
