@@ -40,6 +40,7 @@ pub mod backend;
 pub mod copy;
 pub mod engine;
 pub mod error;
+pub mod hazard;
 pub mod pinned;
 pub mod policy;
 pub mod prefetch;

@@ -1,8 +1,8 @@
 //! The driver seam's contract, promise by promise, asked of every backend alike.
 //!
-//! The fault it guards against: two backends that differ in what they promise. Then the tests on the
-//! simulated device prove nothing about a real one. A backend is added with one line in the list at
-//! the end: its name, and a function that gives the rigs to ask.
+//! The fault it guards against: two backends that differ in what they promise. Then the tests on
+//! the simulated device prove nothing about a real one. A backend is added with one line in the
+//! list at the end: its name, and a function that gives the rigs to ask.
 
 // Helpers outside `#[test]` functions unwrap too: a failed call there is a failed test.
 #![allow(clippy::unwrap_used)]

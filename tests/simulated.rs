@@ -1,8 +1,8 @@
 //! What only the simulated device does: it shows wrong order as wrong bytes, and replays.
 //!
 //! The fault it guards against: a simulator that is kinder than a device. If a missing wait never
-//! shows, if freed bytes keep their value, if two runs of a seed differ, then the tests that lean on
-//! it pass for nothing.
+//! shows, if freed bytes keep their value, if two runs of a seed differ, then the tests that lean
+//! on it pass for nothing.
 
 // Helpers outside `#[test]` functions unwrap too: a failed call there is a failed test.
 #![allow(clippy::unwrap_used)]

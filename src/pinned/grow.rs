@@ -112,7 +112,9 @@ fn pin(inner: &Inner, least: u64, size: u64) -> Result<Result<Arena>> {
         if ledger.seats.len() >= inner.options.arena_max {
             return Err(over(inner, &ledger, "there are as many arenas as may be"));
         }
-        size.next_multiple_of(STEP).min(left)
+        // Whole huge pages, unless somebody wants arenas smaller than one.
+        let unit = if size < STEP { GRAIN } else { STEP };
+        size.next_multiple_of(unit).min(left)
     };
     let start = Instant::now();
     let arena = roomy(inner, size).and_then(|()| {

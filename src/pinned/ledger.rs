@@ -25,9 +25,9 @@
 use super::arena::Arena;
 use super::class::{SHELVES, shelf};
 use super::space::{List, NONE, Space, Thread, Use};
-use super::stats::{Counts, LentRow};
+use super::stats::Counts;
 use crate::backend::Fence;
-use crate::unit::{Bytes, EventId, Name, next_owner};
+use crate::unit::{EventId, Name, next_owner};
 use slab::Slab;
 use std::sync::Arc;
 
@@ -42,9 +42,10 @@ pub(super) struct Tag {
     pub(super) name: Name,
     /// Slot of the account that has it, or had it last.
     pub(super) owner: u32,
-    event: Option<EventId>,
+    /// What a busy block waits for.
+    pub(super) event: Option<EventId>,
     /// Tells this giving-back from every other one; 0 while somebody settles it.
-    ticket: u64,
+    pub(super) ticket: u64,
 }
 
 /// One client's share of the books.
@@ -55,8 +56,8 @@ pub(super) struct Account {
     /// Bytes nobody else can have because of it: lent, busy, quarantined.
     pub(super) held: u64,
     pub(super) busy_blocks: usize,
-    busy: Box<[List; SHELVES]>,
-    busy_by_age: List,
+    pub(super) busy: Box<[List; SHELVES]>,
+    pub(super) busy_by_age: List,
     /// Events that are done and wait for their owner to ask.
     pub(super) returned: Vec<EventId>,
 }
@@ -77,20 +78,12 @@ pub(super) struct Loan {
     pub(super) returned: usize,
 }
 
-/// A busy block whose event somebody is about to ask for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Doubt {
-    pub(super) id: u32,
-    pub(super) ticket: u64,
-    pub(super) event: EventId,
-}
-
 /// Everything behind the pool's lock.
 #[derive(Debug)]
 pub(super) struct Ledger {
     pub(super) space: Space,
     pub(super) tags: Vec<Tag>,
-    idle: Box<[List; SHELVES]>,
+    pub(super) idle: Box<[List; SHELVES]>,
     pub(super) seats: Slab<Seat>,
     pub(super) accounts: Slab<Account>,
     /// Bytes asked for, of the lent blocks.
@@ -101,9 +94,10 @@ pub(super) struct Ledger {
     pub(super) step: u64,
     pub(super) closed: bool,
     pub(super) counts: Counts,
-    ticket: u64,
+    /// The last ticket given out.
+    pub(super) ticket: u64,
     /// Whose busy blocks are asked about first.
-    turn: usize,
+    pub(super) turn: usize,
 }
 
 impl Ledger {
@@ -240,19 +234,6 @@ impl Ledger {
         self.space.size(id)
     }
 
-    /// Somebody learned that the event of that giving-back is done: the event leaves the books,
-    /// the block is the caller's until [`Ledger::shelve`]. `None` where the block went meanwhile.
-    pub(super) fn claim(&mut self, id: u32, ticket: u64) -> Option<(u32, EventId)> {
-        let tag = self.tags.get(id as usize)?;
-        if ticket == 0 || tag.ticket != ticket || self.space.used(id) != Use::Busy {
-            return None;
-        }
-        self.unlist(id);
-        let tag = &mut self.tags[id as usize];
-        tag.ticket = 0;
-        Some((tag.owner, tag.event.take()?))
-    }
-
     /// A claimed block is idle from now on.
     pub(super) fn shelve(&mut self, id: u32) {
         self.release(id);
@@ -273,44 +254,6 @@ impl Ledger {
         ids.filter(mine).collect()
     }
 
-    /// The longest run of free and idle bytes, and every lent block.
-    pub(super) fn survey(&self) -> (u64, Vec<LentRow>) {
-        let (mut largest, mut rows) = (0, Vec::new());
-        for (_, seat) in &self.seats {
-            let (mut id, mut run) = (seat.first, 0);
-            while id != NONE {
-                let size = self.space.size(id);
-                match self.space.used(id) {
-                    Use::Free | Use::Idle => run += size,
-                    Use::Lent => {
-                        let Tag { name, requested, .. } = self.tags[id as usize];
-                        rows.push(LentRow { name, requested: Bytes(requested), lent: Bytes(size) });
-                        run = 0;
-                    }
-                    _ => run = 0,
-                }
-                largest = largest.max(run);
-                id = self.space.after(id);
-            }
-        }
-        (largest, rows)
-    }
-
-    /// Every arena, and whether a copy may still be touching some of it.
-    pub(super) fn drain_seats(&mut self) -> Vec<(Arc<Arena>, bool)> {
-        let mut seats = Vec::new();
-        for seat in self.seats.drain() {
-            let mut id = seat.first;
-            let mut in_use = false;
-            while id != NONE {
-                in_use |= !matches!(self.space.used(id), Use::Free | Use::Idle);
-                id = self.space.after(id);
-            }
-            seats.push((seat.arena, in_use));
-        }
-        seats
-    }
-
     /// Where a block lies.
     pub(super) fn place(&self, id: u32) -> (Arc<Arena>, u64, u64) {
         let seat = &self.seats[self.space.extent(id) as usize];
@@ -329,62 +272,10 @@ impl Ledger {
         }
     }
 
-    /// Busy blocks of others that are worth asking about for a request of `room` bytes, at most
-    /// `max` in all: those of that size first, then the oldest. Every account gets its turn.
-    pub(super) fn doubts(
-        &mut self,
-        room: u64,
-        except: u32,
-        max: usize,
-    ) -> Vec<(Doubt, Arc<dyn Fence>)> {
-        let others = |(key, a): &(usize, &Account)| *key as u32 != except && a.busy_blocks > 0;
-        let others: Vec<&Account> = self.accounts.iter().filter(others).map(|(_, a)| a).collect();
-        let mut doubts = Vec::new();
-        let Some(share) = max.checked_div(others.len()) else { return doubts };
-        self.turn = self.turn.wrapping_add(1);
-        for nth in 0..others.len().min(max) {
-            let account = others[(self.turn + nth) % others.len()];
-            let full = doubts.len() + share.max(1);
-            let mut ask = |id: u32| {
-                let tag = &self.tags[id as usize];
-                if let Some(event) = tag.event.filter(|_| doubts.len() < full) {
-                    doubts.push((Doubt { id, ticket: tag.ticket, event }, account.fence.clone()));
-                }
-            };
-            let exact = self.walk(account.busy[shelf(room)], Thread::Size);
-            exact.filter(|&id| self.space.size(id) == room).take(max).for_each(&mut ask);
-            let aged = self.walk(account.busy_by_age, Thread::Age);
-            aged.filter(|&id| self.space.size(id) != room).take(max).for_each(&mut ask);
-        }
-        doubts
-    }
-
-    /// The oldest busy blocks of an account, at most `max`, into `doubts`.
-    pub(super) fn oldest(&self, slot: u32, max: usize, doubts: &mut Vec<Doubt>) {
-        for id in self.walk(self.accounts[slot as usize].busy_by_age, Thread::Age).take(max) {
-            let tag = &self.tags[id as usize];
-            doubts.extend(tag.event.map(|event| Doubt { id, ticket: tag.ticket, event }));
-        }
-    }
-
-    fn walk(&self, list: List, thread: Thread) -> impl Iterator<Item = u32> {
+    /// The chunks of a list.
+    pub(super) fn walk(&self, list: List, thread: Thread) -> impl Iterator<Item = u32> {
         let some = |id: u32| (id != NONE).then_some(id);
         std::iter::successors(some(list.head), move |&id| some(self.space.next(id, thread)))
-    }
-
-    /// The block's event is not done yet: others are asked first next time.
-    pub(super) fn postpone(&mut self, doubt: &Doubt) {
-        let id = doubt.id;
-        let tag = &self.tags[id as usize];
-        if tag.ticket != doubt.ticket || self.space.used(id) != Use::Busy {
-            return;
-        }
-        let account = &mut self.accounts[tag.owner as usize];
-        self.space.unlink(&mut account.busy_by_age, Thread::Age, id);
-        self.space.push_back(&mut account.busy_by_age, Thread::Age, id);
-        let list = &mut account.busy[shelf(self.space.size(id))];
-        self.space.unlink(list, Thread::Size, id);
-        self.space.push_back(list, Thread::Size, id);
     }
 
     /// The first chunk of a shelf's list that has exactly that size.
@@ -425,29 +316,5 @@ impl Ledger {
         let mut list = self.idle[on];
         self.space.push_front(&mut list, Thread::Size, id);
         self.idle[on] = list;
-    }
-
-    fn put_busy(&mut self, id: u32, event: EventId) {
-        self.ticket += 1;
-        self.space.reuse(id, Use::Busy);
-        let tag = &mut self.tags[id as usize];
-        tag.event = Some(event);
-        tag.ticket = self.ticket;
-        let account = &mut self.accounts[tag.owner as usize];
-        account.busy_blocks += 1;
-        // Room for every event that may come home, so that sending one home allocates nothing.
-        account.returned.reserve(account.busy_blocks);
-        let list = &mut account.busy[shelf(self.space.size(id))];
-        self.space.push_back(list, Thread::Size, id);
-        self.space.push_back(&mut account.busy_by_age, Thread::Age, id);
-    }
-
-    /// Takes a busy block out of its owner's lists.
-    fn unlist(&mut self, id: u32) {
-        let account = &mut self.accounts[self.tags[id as usize].owner as usize];
-        account.busy_blocks -= 1;
-        let list = &mut account.busy[shelf(self.space.size(id))];
-        self.space.unlink(list, Thread::Size, id);
-        self.space.unlink(&mut account.busy_by_age, Thread::Age, id);
     }
 }

@@ -24,8 +24,9 @@
 #![deny(unsafe_code)]
 
 use super::block::Block;
+use super::busy::Doubt;
 use super::class;
-use super::ledger::{Doubt, Ledger, Loan};
+use super::ledger::{Ledger, Loan};
 use super::space::Use;
 use super::{Inner, grow};
 use crate::error::{Error, Kind, Misuse, Result};

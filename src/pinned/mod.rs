@@ -12,7 +12,7 @@
 //!   Client (quota)      Client (quota)
 //!      lend | ^ give_back   |                          lend.rs    doors, events
 //!           v | (event)     v                          block.rs   one lent range
-//!     +----------- one lock: Ledger -----------+       ledger.rs  who has what, guarded by which
+//!     +----------- one lock: Ledger -----------+       ledger.rs, busy.rs  who has what, until when
 //!     |  idle by size | busy by size and age   |
 //!     |  Space: |lent|free |busy|  |lent|free| |       space.rs   split, merge, find
 //!     +------------------------------------------+     class.rs   sizes
@@ -25,18 +25,22 @@
 
 #[allow(unsafe_code)]
 mod arena;
+mod audit;
 mod block;
 mod budget;
+mod busy;
 mod class;
 mod grow;
 mod ledger;
 mod lend;
+mod options;
 mod space;
 mod stats;
 
 pub use block::Block;
 pub use budget::Budget;
 pub use lend::{Client, Lent, Refused};
+pub use options::{Growth, PoolOptions};
 pub use stats::{Counts, LentRow, Report, Stats};
 
 use crate::backend::{Fence, Pinner};
@@ -44,9 +48,9 @@ use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
 use arena::Arena;
 use budget::Machine;
-use ledger::{Doubt, Ledger};
+use busy::Doubt;
+use ledger::Ledger;
 use space::Use;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -54,111 +58,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// uses them, or the driver refused to let them go.
 pub fn leaked_on_purpose() -> Bytes {
     arena::leaked()
-}
-
-/// Whether `lend` may page-lock more memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Growth {
-    /// It may: while a job warms up.
-    #[default]
-    Allowed,
-    /// It may not: what does not fit is refused at once. `reserve` still grows.
-    Closed,
-}
-
-/// Every bound of a pool.
-#[derive(Clone, Debug)]
-pub struct PoolOptions {
-    /// The most that is page-locked.
-    pub budget: Budget,
-    /// [`Budget::Auto`] leaves this to others, or a quarter of what there is if that is less.
-    pub margin_bytes: Bytes,
-    /// How many processes share the machine under [`Budget::Auto`]; `None` reads
-    /// `LOCAL_WORLD_SIZE`, and means 1 where it is not set.
-    pub local_world_size: Option<u32>,
-    /// Size of the first arena; each further one is twice as large.
-    pub arena_bytes: Bytes,
-    /// Where the doubling ends. Larger blocks and reserves still get an arena of their size.
-    pub arena_bytes_max: Bytes,
-    /// The most arenas.
-    pub arena_max: usize,
-    /// The most bytes of one registration; the pinner may allow less.
-    pub piece_bytes_max: Bytes,
-    /// The most threads that touch a new arena's pages.
-    pub touch_threads_max: usize,
-    /// The most clients at a time.
-    pub client_max: usize,
-    /// The most blocks that are lent, busy or quarantined at a time.
-    pub block_max: usize,
-    /// The most fence questions of one `lend`.
-    pub fence_calls_max: usize,
-    /// The most questions of one `settle`.
-    pub settle_calls_max: usize,
-    /// Set a block's bytes to zero before anybody else can have them.
-    pub scrub: bool,
-    /// Whether `lend` may grow the pool at first.
-    pub growth: Growth,
-    /// Under it `proc` and `sys` tell the limits; tests say another one.
-    pub machine_root: PathBuf,
-}
-
-impl Default for PoolOptions {
-    fn default() -> PoolOptions {
-        PoolOptions {
-            budget: Budget::Auto,
-            margin_bytes: Bytes::gib(1),
-            local_world_size: None,
-            arena_bytes: Bytes::mib(64),
-            arena_bytes_max: Bytes::gib(1),
-            arena_max: 4096,
-            piece_bytes_max: Bytes::gib(1),
-            touch_threads_max: 16,
-            client_max: 64,
-            block_max: 1 << 20,
-            fence_calls_max: 16,
-            settle_calls_max: 64,
-            scrub: false,
-            growth: Growth::Allowed,
-            machine_root: PathBuf::from("/"),
-        }
-    }
-}
-
-impl PoolOptions {
-    /// # Errors
-    /// `Usage(BadValue)` naming the first option that is out of its bounds.
-    fn check(&self) -> Result<()> {
-        let wrong = [
-            (self.local_world_size == Some(0), "local_world_size is zero"),
-            (self.arena_bytes.is_zero(), "arena_bytes is zero"),
-            (self.arena_bytes_max < self.arena_bytes, "arena_bytes_max is below arena_bytes"),
-            (self.arena_bytes_max > Bytes::gib(1 << 20), "arena_bytes_max is over 1 PiB"),
-            (self.arena_max == 0, "arena_max is zero"),
-            (self.piece_bytes_max < Bytes::kib(4), "piece_bytes_max is below 4 KiB"),
-            (self.client_max == 0, "client_max is zero"),
-            (self.block_max == 0, "block_max is zero"),
-            (self.block_max > 1 << 30, "block_max is over 2^30"),
-            (self.settle_calls_max == 0, "settle_calls_max is zero"),
-        ];
-        match wrong.iter().find(|(is_wrong, _)| *is_wrong) {
-            Some((_, why)) => Err(Error::usage(Misuse::BadValue, "open pool").detail(*why)),
-            None => Ok(()),
-        }
-    }
-
-    fn ranks(&self) -> Result<u32> {
-        if let Some(ranks) = self.local_world_size {
-            return Ok(ranks);
-        }
-        match std::env::var("LOCAL_WORLD_SIZE") {
-            Err(_) => Ok(1),
-            Ok(text) => match text.trim().parse() {
-                Ok(ranks) if ranks > 0 => Ok(ranks),
-                _ => Err(Error::usage(Misuse::BadValue, "open pool")
-                    .detail(format!("LOCAL_WORLD_SIZE is {text:?}"))),
-            },
-        }
-    }
 }
 
 /// Page-locked host memory, shared by the engines of a process. A clone is the same pool; the
@@ -246,6 +145,15 @@ impl PinnedPool {
     /// The figures of this moment. O(1).
     pub fn stats(&self) -> Stats {
         self.inner.stats(&self.inner.lock())
+    }
+
+    /// Walks over all the books, under the pool's lock, and stops the program where they are wrong:
+    /// for tests, and for whoever suspects it.
+    ///
+    /// # Panics
+    /// With a sentence that says which invariant is broken.
+    pub fn audit(&self) {
+        self.inner.lock().audit();
     }
 
     /// The figures, the largest free range, and the `rows_max` largest lent blocks. Walks all blocks

@@ -14,7 +14,7 @@
 //! Only [`crate::pinned`] uses it.
 #![deny(unsafe_code)]
 
-use super::class::{self, BINS};
+use super::class::{self, BINS, GRAIN};
 
 /// No chunk.
 pub(super) const NONE: u32 = u32::MAX;
@@ -264,6 +264,38 @@ impl Space {
             NONE => list.tail = prev,
             next => self.chunks[next as usize].links[thread as usize].prev = prev,
         }
+    }
+
+    /// Stops the program where chunks, bins and counts do not fit together.
+    pub(super) fn audit(&self) {
+        let (mut bytes, mut binned) = ([0; 6], 0);
+        for (id, chunk) in self.chunks.iter().enumerate() {
+            if chunk.used == Use::Vacant {
+                continue;
+            }
+            bytes[chunk.used as usize] += chunk.size;
+            assert!(chunk.size > 0 && chunk.size.is_multiple_of(GRAIN), "a chunk is whole pages");
+            if chunk.after != NONE {
+                let after = &self.chunks[chunk.after as usize];
+                assert_eq!(after.before, id as u32, "neighbours know each other");
+                let both_free = chunk.used == Use::Free && after.used == Use::Free;
+                assert!(!both_free, "free neighbours are merged");
+            }
+        }
+        assert_eq!(bytes, self.bytes, "the bytes of every use are counted");
+        assert_eq!(bytes.iter().sum::<u64>(), self.total, "every byte is in one use");
+        for (bin, list) in self.bins.iter().enumerate() {
+            let bit = self.map[bin / 64] >> (bin % 64) & 1;
+            assert_eq!(bit == 1, list.head != NONE, "a bit says which bins are not empty");
+            let mut id = list.head;
+            while id != NONE {
+                assert_eq!(self.used(id), Use::Free, "only free chunks are in bins");
+                assert_eq!(class::bin(self.size(id)), bin, "a chunk is in its size's bin");
+                binned += self.size(id);
+                id = self.next(id, Thread::Size);
+            }
+        }
+        assert_eq!(binned, self.bytes(Use::Free), "all free chunks are in bins");
     }
 
     /// The first bin from `bin` on that is not empty.

@@ -2,8 +2,8 @@
 //!
 //! What it is not: a model of threads or warps. A kernel's host form runs whole, as one op.
 //!
-//! Invariant: slices of an argument's bytes exist only while its kernel runs, and a written argument
-//! shares no byte with another one, so no two slices overlap.
+//! Invariant: slices of an argument's bytes exist only while its kernel runs, and a written
+//! argument shares no byte with another one, so no two slices overlap.
 //!
 //! ```text
 //!   launch: check, resolve addresses -> Run { args: [Read(ptr, len), Write(ptr, len), Number] }

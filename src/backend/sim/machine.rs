@@ -7,7 +7,7 @@
 //! that have ops.
 //!
 //! ```text
-//!   Machine { devices: [backing, room, lost?], queues: [ops], regions: pinned | adopted, users: ids }
+//!   Machine { devices: [backing, room, lost?], queues: [ops], regions, users: ids }
 //!                 clock: picks a queue -> settle (waits) -> finish (head op)
 //! ```
 //!

@@ -1,8 +1,8 @@
 //! The simulated device: a complete second device, for machines without one and for tests.
 //!
-//! What it is not: a mock. Streams are queues, events capture, copies move real bytes in pieces, a
-//! freed range is poisoned and handed out again. It is no emulator of GPU code either: a kernel runs
-//! its host form.
+//! What it is not: a mock. Streams are queues, events capture, copies move real bytes in pieces,
+//! and a freed range is poisoned and handed out again. It is no emulator of GPU code either: a
+//! kernel runs its host form.
 //!
 //! Invariant: whatever it does, the ordering contract of [`crate::backend`] allows; and a run is a
 //! pure function of the program and the [`Config`].
@@ -12,15 +12,30 @@
 //!     |  `--- device(0) -> Sim (user B: ids) ---+--> State { machine, clock, faults }   one lock
 //!     `------ device(1) -> Sim (user C: ids) --'
 //!
-//!   sim (verbs)   state   clock: adversary (schedule) | timing (model)   machine   queue room memory
+//!   user verbs pin -> state -> adversary (schedule) | timing (model) -> machine: queue room memory
 //! ```
 //!
 //! Devices of one world share pinned memory and the clock. Several users of one device are like
 //! several libraries in one process that share a CUDA primary context: a stream's raw handle means
 //! the same queue to all of them. Tests, examples and the adapters for plain host memory use it.
+//!
+//! ```
+//! use lightering::Bytes;
+//! use lightering::backend::Backend;
+//! use lightering::backend::sim::{Config, World};
+//!
+//! let world = World::new(Config::adversary(7)); // seed 7 names one order of everything
+//! let mut device = world.device(0)?;
+//! let stream = device.create_stream()?;
+//! let at = device.alloc_device(Bytes::kib(4), stream)?;
+//! device.free_device(at, stream)?;
+//! device.sync()?;
+//! assert_eq!(device.memory()?.allocated, Bytes::ZERO);
+//! # Ok::<(), lightering::Error>(())
+//! ```
 
 mod adversary;
-pub mod fault;
+mod fault;
 mod launch;
 mod machine;
 mod memory;
@@ -28,7 +43,7 @@ mod model;
 mod pin;
 mod queue;
 mod room;
-pub mod schedule;
+mod schedule;
 mod state;
 mod timing;
 mod user;
@@ -107,7 +122,11 @@ impl Default for Config {
     }
 }
 
-/// A set of simulated devices that share one clock and one pinned memory. Clones are the same world.
+/// A set of simulated devices that share one clock and one pinned memory. Clones are the same
+/// world.
+///
+/// Every call takes the world's one lock, kernels run under it, and each call costs time of the one
+/// host clock: a program whose threads race for it has no reproducible times.
 #[derive(Clone)]
 pub struct World {
     state: Arc<Mutex<State>>,
@@ -167,8 +186,8 @@ impl World {
         self.lock().now()
     }
 
-    /// Lets the host be busy elsewhere for a while, as a framework's own code is; the devices go on.
-    /// Under an adversary they may make some steps.
+    /// Lets the host be busy elsewhere for a while, as a framework's own code is; the devices go
+    /// on. Under an adversary they may make some steps.
     pub fn host_work(&self, time: Duration) {
         self.lock().host_work(time);
     }

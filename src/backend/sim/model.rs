@@ -34,7 +34,8 @@ pub struct Model {
     pub copy_in_bytes_per_s: f64,
     /// Rate of both ways in sum, while both move bytes.
     pub copy_both_bytes_per_s: f64,
-    /// Rate of all devices of the world in sum: the host's memory and root ports.
+    /// Rate of all devices of the world in sum: the host's memory and root ports. Measured with two
+    /// devices; raise it for a host that feeds more.
     pub host_bytes_per_s: f64,
     /// Time a copy from the device takes before its first byte moves.
     pub copy_out_start_ns: f64,

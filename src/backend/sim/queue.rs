@@ -159,3 +159,32 @@ impl Queue {
         self.done + self.ops.len() as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Any order, stopped anywhere: what has moved is as many whole pieces as were counted.
+    #[test]
+    fn every_order_of_pieces_moves_each_piece_once() {
+        for len in [1, 255, 256, 257, 1_000, 4_096, 4_099] {
+            let mut source = vec![7_u8; len];
+            for (first, stride) in [(0, 1), (3, 2), (5, 4), (1, 16), (7, 0), (2, 12)] {
+                let mut target = vec![0_u8; len];
+                let (to, from) =
+                    (HostPtr::new(target.as_mut_ptr()), HostPtr::new(source.as_mut_ptr()));
+                let mut copy = Copy::new(to, from, len, Way::Out, [0; 2]);
+                copy.shuffle(first, stride);
+                for moved in 1..=copy.pieces() {
+                    copy.advance(1);
+                    let whole = target.chunks(PIECE_BYTES).filter(|piece| piece.contains(&7));
+                    assert_eq!(whole.count(), moved);
+                    let torn = |piece: &&[u8]| piece.contains(&7) && piece.contains(&0);
+                    assert_eq!(target.chunks(PIECE_BYTES).filter(torn).count(), 0);
+                }
+                assert_eq!(copy.pieces_left(), 0);
+                assert_eq!(target, source);
+            }
+        }
+    }
+}

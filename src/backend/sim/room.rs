@@ -145,3 +145,74 @@ impl Room {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::sim::schedule::Dice;
+
+    fn mark(slot: u32, seq: u64) -> Mark {
+        Mark { slot, uid: slot, seq }
+    }
+
+    fn block(len: u64) -> Block {
+        Block { len, user: 0 }
+    }
+
+    fn covers_once(room: &Room) {
+        let live = room.live.iter().map(|(at, block)| (*at, rounded(block.len)));
+        let mut parts: Vec<_> = live.chain(room.gaps.iter().map(|gap| (gap.at, gap.len))).collect();
+        parts.sort_unstable();
+        let end = parts.iter().fold(0, |end, (at, len)| {
+            assert_eq!(*at, end, "no hole and no overlap");
+            assert!(*len > 0, "no empty part");
+            at + len
+        });
+        assert_eq!(end, room.size);
+        let taken: u64 = room.live.values().map(|block| rounded(block.len)).sum();
+        assert_eq!(room.free(), room.size - taken);
+    }
+
+    #[test]
+    fn live_ranges_and_gaps_cover_the_device_once() {
+        let mut dice = Dice::new(3);
+        let mut room = Room::new(64 * GRAIN_BYTES + 100);
+        let mut live = Vec::new();
+        for seq in 0..4_000 {
+            let slot = dice.below(3) as u32;
+            match dice.below(8) {
+                0..4 => {
+                    let taken = room.take(block(1 + dice.below(1_500) as u64), mark(slot, 0));
+                    live.extend(taken);
+                }
+                4..7 if !live.is_empty() => {
+                    let at = live.swap_remove(dice.below(live.len()));
+                    assert!(room.give(at, mark(slot, seq)).is_some());
+                    assert!(room.give(at, mark(slot, seq)).is_none(), "given back twice");
+                }
+                _ => room.settle(|mark| mark.seq + 20 < seq),
+            }
+            covers_once(&room);
+        }
+        for at in live {
+            assert!(room.give(at, mark(0, 0)).is_some());
+        }
+        room.settle(|_| true);
+        assert_eq!(room.gaps.len(), 1, "neighbours become one gap");
+        assert_eq!(room.take(block(64 * GRAIN_BYTES), mark(9, 0)), Some(0));
+    }
+
+    #[test]
+    fn a_gap_whose_free_is_still_to_run_is_kept_from_other_streams() {
+        let mut room = Room::new(2 * GRAIN_BYTES);
+        let at = room.take(block(1), mark(1, 0)).unwrap();
+        room.give(at, mark(1, 5));
+        let other = room.take(block(1), mark(2, 0)).unwrap();
+        assert_ne!(other, at);
+        assert_eq!(room.take(block(1), mark(2, 0)), None);
+        assert_eq!(room.pending(), Some(mark(1, 5)));
+        // The same slot under another stream is another stream.
+        assert_eq!(room.take(block(1), Mark { slot: 1, uid: 7, seq: 0 }), None);
+        assert_eq!(room.take(block(1), mark(1, 0)), Some(at));
+    }
+}

@@ -133,3 +133,27 @@ impl Schedule for Eager {
         usize::MAX
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_always_one_of_the_options_and_each_comes_up() {
+        let mut random = Random::new(1);
+        for options in 1..9 {
+            let mut seen = vec![0; options];
+            (0..1_000).for_each(|_| seen[random.choose(options)] += 1);
+            assert!(seen.iter().all(|count| *count > 500 / options), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn every_seed_lets_the_device_go_on() {
+        for seed in 0..200 {
+            let mut random = Random::new(seed);
+            let steps: usize = (0..200).map(|_| random.pace(Call::Query)).sum();
+            assert!(steps > 50, "seed {seed} made {steps} steps in 200 calls");
+        }
+    }
+}

@@ -2,8 +2,8 @@
 //!
 //! What it is not: it measures nothing, and never sleeps. Equal programs give equal times.
 //!
-//! Invariant: time never runs backwards, and whenever the host holds the world's lock the device has
-//! been brought up to the host's time.
+//! Invariant: time never runs backwards, and whenever the host holds the world's lock the device
+//! has been brought up to the host's time.
 //!
 //! ```text
 //!   host    |2.6 copy|0.4 record|0.4 wait|2.5 launch|...         each call costs time

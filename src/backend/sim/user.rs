@@ -135,8 +135,8 @@ impl Sim {
         removed
     }
 
-    /// Enqueues a closure as a kernel. Its arguments are the bytes of `uses`, in order. It runs with
-    /// the world's lock held, so it must neither use nor own anything of this world.
+    /// Enqueues a closure as a kernel. Its arguments are the bytes of `uses`, in order. It runs
+    /// with the world's lock held, so it must neither use nor own anything of this world.
     ///
     /// # Errors
     /// `Usage(BadKernel)` where a use that writes overlaps another; `Usage(OutOfRange)` for bytes

@@ -5,7 +5,7 @@
 //! Invariant: a verb that is refused has enqueued nothing and taken no bytes.
 //!
 //! ```text
-//!   Sim -> lock the world -> enter, check, strike, charge -> change or enqueue -> let the device run
+//!   Sim -> lock the world -> enter, check, strike, charge -> change or enqueue -> the device runs
 //! ```
 //!
 //! Reached through [`Backend`] only.
