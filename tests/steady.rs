@@ -5,6 +5,8 @@
 //! the allocator in the middle of a step. The backend here answers at once and allocates nothing,
 //! so what is counted is the engine's own.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use lightering::backend::{
     About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing, traced::Traced,
 };
