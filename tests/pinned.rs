@@ -1,5 +1,5 @@
-//! The fault guarded against: page-locked memory that is lent twice, lent while a copy runs, leaked,
-//! taken beyond its budget, or left behind half made. Each test is one such story.
+//! The fault guarded against: page-locked memory that is lent twice, lent while a copy runs,
+//! leaked, taken beyond its budget, or left behind half made. Each test is one such story.
 #![allow(clippy::unwrap_used)]
 
 mod pinned_support;

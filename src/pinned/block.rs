@@ -3,8 +3,8 @@
 //! What it is not: it is no slice, and gives none. Its bytes are copied in and out, never borrowed,
 //! because a device may be touching them.
 //!
-//! Invariant: a block cannot be cloned, and goes back once: by `give_back`, or by its drop. Dropped,
-//! it is quarantined: the pool does not know what still copies into it or out of it.
+//! Invariant: a block cannot be cloned, and goes back once: by `give_back`, or by its drop.
+//! Dropped, it is quarantined: the pool does not know what still copies into it or out of it.
 //!
 //! ```text
 //!   |<--------------- room ----------------->|
@@ -91,7 +91,8 @@ impl Block {
         arena.trunk(at + offset.get(), len)
     }
 
-    /// Copies bytes of the block to `into`. No copy into the block is in flight: ask its event first.
+    /// Copies bytes of the block to `into`. No copy into the block is in flight: ask its event
+    /// first.
     ///
     /// # Errors
     /// `Usage(OutOfRange)` for bytes that were not written since the block was lent;
@@ -106,7 +107,8 @@ impl Block {
     /// are written in order: `offset` is at most [`Block::written`].
     ///
     /// # Errors
-    /// `Usage(OutOfRange)` past the block's end or behind a gap; `Usage(Forked)` in a child process.
+    /// `Usage(OutOfRange)` past the block's end or behind a gap; `Usage(Forked)` in a child
+    /// process.
     pub fn write(&mut self, offset: Bytes, from: &[u8]) -> Result<()> {
         let end = self.within(offset, from.len(), self.len, "write block")?;
         if offset.get() > self.written {

@@ -4,7 +4,8 @@
 //! growth is closed, and what does not fit is refused at once.
 //!
 //! Invariant: pinned bytes never exceed the budget: one thread pins at a time, and only within what
-//! is left of it. Nothing is pinned under the pool's lock; who waited for its turn looks again first.
+//! is left of it. Nothing is pinned under the pool's lock; who waited for its turn looks again
+//! first.
 //!
 //! ```text
 //!   turn -> look again -> plan: size <= budget - pinned -> pin (no lock) -> seat -> lend

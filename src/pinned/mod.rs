@@ -12,7 +12,7 @@
 //!   Client (quota)      Client (quota)
 //!      lend | ^ give_back   |                          lend.rs    doors, events
 //!           v | (event)     v                          block.rs   one lent range
-//!     +----------- one lock: Ledger -----------+       ledger.rs, busy.rs  who has what, until when
+//!     +----------- one lock: Ledger -----------+       ledger.rs, busy.rs  who has what
 //!     |  idle by size | busy by size and age   |
 //!     |  Space: |lent|free |busy|  |lent|free| |       space.rs   split, merge, find
 //!     +------------------------------------------+     class.rs   sizes
@@ -156,8 +156,8 @@ impl PinnedPool {
         self.inner.lock().audit();
     }
 
-    /// The figures, the largest free range, and the `rows_max` largest lent blocks. Walks all blocks
-    /// under the pool's lock.
+    /// The figures, the largest free range, and the `rows_max` largest lent blocks. Walks all
+    /// blocks under the pool's lock.
     pub fn report(&self, rows_max: usize) -> Report {
         let ledger = self.inner.lock();
         let (largest, mut rows) = ledger.survey();

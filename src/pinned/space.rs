@@ -1,6 +1,7 @@
 //! Which part of which extent is in what use: split, merged, and found by size in constant time.
 //!
-//! What it is not: it knows no addresses, no owners and no events; an extent is a number and a size.
+//! What it is not: it knows no addresses, no owners and no events; an extent is a number and a
+//! size.
 //!
 //! Invariant: the chunks of an extent lie side by side and cover it exactly; no two free ones are
 //! neighbours; the bytes counted per use add up to the extents' sizes.
