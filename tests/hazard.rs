@@ -3,6 +3,8 @@
 //! nothing may be. Random programs are then judged by a naive oracle that shares no code with the
 //! checker; both must say the same about every record.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 #[path = "hazard/bounds.rs"]
 mod bounds;
 #[path = "hazard/oracle.rs"]

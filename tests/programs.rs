@@ -4,6 +4,8 @@
 //! The fault guarded against is the one users fear: a loss that still falls over gradients that are
 //! wrong, because one wait was missing in one order of events.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod support;
 
 use lightering::backend::Backend;

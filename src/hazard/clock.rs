@@ -3,9 +3,9 @@
 //! What it is not: time. A tick counts the steps in which an actor used bytes, and says nothing of
 //! how long one took. A kernel's uses, or a copy's two, are one step.
 //!
-//! Invariant: an access by actor `a` at tick `t` happened before whatever actor `b` does next if and
-//! only if `b`'s clock has at least `t` in `a`'s slot. A slot is lent to another actor only when
-//! nothing can ask about the earlier one any more, and its ticks never run backwards.
+//! Invariant: an access by actor `a` at tick `t` happened before whatever actor `b` does next if
+//! and only if `b`'s clock has at least `t` in `a`'s slot. A slot is lent to another actor only
+//! when nothing can ask about the earlier one any more, and its ticks never run backwards.
 //!
 //! ```text
 //!   clock of b:   slot   0  1  2        host   joined by every step at its enqueue

@@ -2,8 +2,8 @@
 //!
 //! What it is not: the shadow. It says which bytes belong together, not who uses them.
 //!
-//! Invariant: ranges of one map never overlap; a new one takes the place of those it overlaps. There
-//! are never more than `NAMES_MAX` names.
+//! Invariant: ranges of one map never overlap; a new one takes the place of those it overlaps.
+//! There are never more than `NAMES_MAX` names.
 //!
 //! ```text
 //!   allocations   start -> (end, the access that took it)     a free by address finds its length

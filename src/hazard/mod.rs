@@ -1,8 +1,8 @@
 //! The order checker: reads what was asked of devices, and reports what nothing kept in order.
 //!
 //! What it is not: it runs nothing, waits for nothing and knows no times. It judges the order that
-//! was *asked for*, so its verdict on a run of a real device does not depend on luck, and is the same
-//! as on the simulated one.
+//! was *asked for*, so its verdict on a run of a real device does not depend on luck, and is the
+//! same as on the simulated one.
 //!
 //! Invariant: a hazard is reported if and only if some execution that keeps the order asked for
 //! could go wrong there (`tests/hazard.rs` compares with a naive oracle). Memory stays within what
@@ -20,11 +20,11 @@
 //!
 //! * Work of one stream is ordered as it was enqueued. Each step also comes after everything the
 //!   host did or learned before it enqueued that step.
-//! * A wait comes after what its event captured; a query answered "done" puts the host there, a sync
-//!   puts it behind all streams of that device. A query answered "not yet" orders nothing.
+//! * A wait comes after what its event captured; a query answered "done" puts the host there, a
+//!   sync puts it behind all streams of that device. A query answered "not yet" orders nothing.
 //! * An allocation by the driver ([`Op::Alloc`]) comes after the driver's last release of those
-//!   bytes. One that a framework noted ([`Alloc`](Access::Alloc)) has no order of its own, since a caching
-//!   allocator goes by stream order, except behind a release to the driver.
+//!   bytes. One that a framework noted ([`Alloc`](Access::Alloc)) has no order of its own, since a
+//!   caching allocator goes by stream order, except behind a release to the driver.
 //! * A worker's use comes after all that the host did before it was noted: note it when the bytes
 //!   are handed over. A worker's use of *no* bytes stands for its answer: the host is then behind
 //!   all that was noted of that worker, so give each job in flight a number of its own.
@@ -36,9 +36,9 @@
 //!
 //! Bytes that the trace never saw allocated exist and are defined: adopted and pinned memory raise
 //! no alarm. After a release they are away, until they are allocated, or named as a storage's.
-//! Allocated bytes are undefined until written. The driver may lend bytes that only a framework held
-//! (it gave them back unseen), but not what it lent itself. [`Checker::finish`] reports as leaked
-//! what the driver lent, and noted pinned allocations; not a framework's device memory.
+//! Allocated bytes are undefined until written. The driver may lend bytes that only a framework
+//! held (it gave them back unseen), but not what it lent itself. [`Checker::finish`] reports as
+//! leaked what the driver lent, and noted pinned allocations; not a framework's device memory.
 //!
 //! # After a report
 //!

@@ -1,7 +1,7 @@
 //! The rules: what an access finds wrong with a byte's past, and what it leaves behind.
 //!
-//! What it is not: order itself. It asks whether an earlier access happened before this one, and the
-//! clocks answer.
+//! What it is not: order itself. It asks whether an earlier access happened before this one, and
+//! the clocks answer.
 //!
 //! Invariant: after an access, the byte's state tells all that a later access can conflict with:
 //! the last write, and those reads since that no other read is ordered behind.
@@ -14,8 +14,8 @@
 //!   Free                         FreeInFlight     FreeInFlight          FreeInFlight
 //!   Alloc, noted                 WriteAfterWrite  WriteAfterWrite       WriteAfterRead
 //!   Alloc, by the driver         -                -                     -
-//!   and in any order: a use of bytes that are away is UseAfterFree, a Free of them DoubleFree, a read
-//!   of bytes nobody wrote is ReadUndefined
+//!   and in any order: a use of bytes that are away is UseAfterFree, a Free of them DoubleFree, a
+//!   read of bytes nobody wrote is ReadUndefined
 //! ```
 //!
 //! Only the checker may use it.

@@ -1,9 +1,10 @@
 //! Shadow memory: for every byte of one address space, who wrote it last and who read it since.
 //!
-//! What it is not: the rules. It keeps states by byte range; `rules` says what an access does to one.
+//! What it is not: the rules. It keeps states by byte range; `rules` says what an access does to
+//! one.
 //!
-//! Invariant: segments never overlap, and two that touch differ in state. Bytes in no segment are in
-//! the default state: they exist, are defined, and nothing that could still matter uses them.
+//! Invariant: segments never overlap, and two that touch differ in state. Bytes in no segment are
+//! in the default state: they exist, are defined, and nothing that could still matter uses them.
 //!
 //! ```text
 //!   0x1000       0x1400          0x2000                       0x3000

@@ -2,7 +2,8 @@
 //!
 //! Left alone nearly every such trace is full of races. So most are mended as they are made: before
 //! a step, its stream may be put behind the other actors, by events, queries, answers or syncs, now
-//! and then with a gap. What comes out is a mix of clean traces and of traces with one or two holes.
+//! and then with a gap. What comes out is a mix of clean traces and of traces with one or two
+//! holes.
 
 use crate::script::{self, Script, uses};
 use lightering::trace::{Access, Actor, Op, Site, Span, Use};

@@ -78,9 +78,9 @@ pub(crate) fn sizes(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// The file opens by saying what it is.
+/// The file opens by saying what it is, itself or with the front page.
 pub(crate) fn module_doc(source: &Source) -> Vec<Finding> {
-    let opens = source.raw.starts_with("//!");
+    let opens = ["//!", "#![doc = include_str!("].iter().any(|doc| source.raw.starts_with(doc));
     let what = || "the file does not open with `//!`".to_string();
     (!opens).then(|| Finding::new(source, 1, "module doc", what())).into_iter().collect()
 }
