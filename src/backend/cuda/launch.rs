@@ -7,7 +7,7 @@
 //! however many kernels it holds and however many `Cuda`s launch them.
 //!
 //! ```text
-//!   Kernel { ptx, name } -> (ptx text, name) known? -> CUfunction
+//!   Kernel { ptx, name } -> known? -> CUfunction
 //!                           no: cuModuleLoadDataEx (log kept on failure) -> cuModuleGetFunction
 //!   args -> [u64; 32] cells -> [pointer; 32] -> cuLaunchKernel
 //! ```
@@ -18,7 +18,6 @@
 //! `Cuda` alone uses it.
 
 use super::Cuda;
-use super::code;
 use super::context::{Entered, lock};
 use crate::backend::{Arg, Grid, Kernel};
 use crate::error::{Error, Misuse, Result};
@@ -30,41 +29,36 @@ use std::ptr;
 
 /// The most arguments a kernel may take.
 const ARGS_MAX: usize = 32;
-/// How much of the translator's complaint is kept.
+/// How many bytes of the translator's complaint are kept.
 const LOG_LEN: usize = 2048;
 const OP: &str = "launch";
 
 // A number narrower than its 64-bit cell lies in the cell's first bytes.
 const _: () = assert!(cfg!(target_endian = "little"), "kernel arguments assume little-endian");
 
-/// A text that lives as long as the program is known by where it lies.
-type Place = (usize, usize);
-
-fn place(text: &'static str) -> Place {
-    (text.as_ptr().addr(), text.len())
-}
-
-/// The kernels loaded on one device, by the places of their texts.
+/// The kernels loaded on one device.
 #[derive(Debug, Default)]
 pub(super) struct Kernels {
-    modules: HashMap<Place, usize>,
-    functions: HashMap<(Place, Place), usize>,
+    /// Modules by their text.
+    modules: HashMap<&'static str, usize>,
+    /// Functions by the address of their `Kernel`, which lives as long as the program.
+    functions: HashMap<usize, usize>,
 }
 
 impl Kernels {
     fn function(&mut self, kernel: &'static Kernel, entered: &Entered<'_>) -> Result<CUfunction> {
-        let Some(ptx) = kernel.ptx else {
-            return Err(refusal(kernel, "it has no PTX".to_owned()));
-        };
-        let key = (place(ptx), place(kernel.name));
+        let key = ptr::from_ref(kernel).addr();
         if let Some(raw) = self.functions.get(&key) {
             return Ok(*raw as CUfunction);
         }
-        let module = match self.modules.get(&key.0) {
+        let Some(ptx) = kernel.ptx else {
+            return Err(refusal(kernel, "it has no PTX".to_owned()));
+        };
+        let module = match self.modules.get(ptx) {
             Some(raw) => *raw as CUmodule,
             None => {
                 let module = load(kernel, ptx, entered)?;
-                self.modules.insert(key.0, module as usize);
+                self.modules.insert(ptx, module as usize);
                 module
             }
         };
@@ -73,12 +67,15 @@ impl Kernels {
         // SAFETY: the module is loaded and never unloaded; terminated name; valid pointer.
         let answer =
             unsafe { entered.driver().cuModuleGetFunction(&mut function, module, name.as_ptr()) };
-        entered
-            .check(answer)
-            .map_err(|error| error.detail(format!("kernel {:?}: {}", kernel.name, answer.call)))?;
+        entered.check(answer).map_err(|error| explain(error, kernel, answer.call))?;
         self.functions.insert(key, function as usize);
         Ok(function)
     }
+}
+
+/// Adds the kernel's name, except to a loss, whose words are those of its first sight.
+fn explain(error: Error, kernel: &Kernel, why: &str) -> Error {
+    if error.is_lost() { error } else { error.detail(format!("kernel {:?}: {why}", kernel.name)) }
 }
 
 fn refusal(kernel: &Kernel, why: String) -> Error {
@@ -110,12 +107,9 @@ fn load(kernel: &Kernel, ptx: &'static str, entered: &Entered<'_>) -> Result<CUm
         )
     };
     entered.check(answer).map_err(|error| {
-        if error.is_lost() {
-            return error;
-        }
         let end = log.iter().position(|byte| *byte == 0).unwrap_or(LOG_LEN);
         let said = String::from_utf8_lossy(&log[..end]).trim().replace('\n', "; ");
-        error.detail(format!("kernel {:?}: {}: {said}", kernel.name, answer.call))
+        explain(error, kernel, &format!("{}: {said}", answer.call))
     })?;
     Ok(module)
 }
@@ -171,9 +165,6 @@ impl Cuda {
                 extra,
             )
         };
-        entered.check(answer).map_err(|error| match code::kind(answer.code) {
-            crate::error::Kind::Lost => error,
-            _ => error.detail(format!("kernel {:?}: {}", kernel.name, answer.call)),
-        })
+        entered.check(answer).map_err(|error| explain(error, kernel, answer.call))
     }
 }
