@@ -49,6 +49,7 @@ pub mod stream;
 pub mod trace;
 pub mod unit;
 
+pub use backend::open;
 pub use engine::{Acquire, Engine, Evict, Options, Shared, Stats};
 pub use error::{Error, Kind, Missing, Misuse, Result};
 pub use pinned::{Budget, PinnedPool, PoolOptions};

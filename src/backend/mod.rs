@@ -31,11 +31,15 @@
 //! [`Kind::Lost`]: crate::Kind::Lost
 //! [`Misuse::FreshEvent`]: crate::Misuse::FreshEvent
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod kernel;
+mod open;
 pub mod sim;
 pub mod traced;
 
 pub use kernel::{Arg, Cost, Grid, HostArgs, Kernel, Work};
+pub use open::{Opened, Spec, open};
 
 use crate::error::Result;
 use crate::trace::{Actor, Site, Use};

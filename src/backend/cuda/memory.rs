@@ -1,0 +1,203 @@
+//! Device memory: a pool of our own, and the account of what was taken from it.
+//!
+//! What it is not: an allocator. The driver's stream-ordered pool is one, and it knows which freed
+//! bytes a stream may have again.
+//!
+//! Invariant: an address is in the account from the moment the driver gave it until the moment the
+//! driver took it back; nothing else is ever freed here.
+//!
+//! ```text
+//!   alloc(len, stream) -> pool has room? -> address                         account: + len
+//!                         no: give cached bytes back to the device, once more, else OutOfMemory
+//!   free(at, stream)   -> in the account? -> takes effect when the stream gets there  - len
+//! ```
+//!
+//! The pool keeps every freed byte for the next allocation (its release threshold is unlimited), so
+//! that a step in its steady state maps no memory; it gives bytes back when memory runs out, and
+//! when the last `Cuda` of the device goes. It is ours and not the device's default pool, whose
+//! settings belong to the application. It is made at the first allocation: who only moves bytes of
+//! a framework never has one. `Memory::free` counts what the pool keeps as used.
+//!
+//! A device without pools gets `cuMemAlloc` and `cuMemFree`, which know no streams: there a free
+//! waits until the device is idle.
+//!
+//! `Cuda` alone uses it.
+
+use super::Cuda;
+use super::code::OUT_OF_MEMORY;
+use super::context::{Entered, lock};
+use crate::backend::Memory;
+use crate::error::{Error, Misuse, Result};
+use crate::unit::{Bytes, DevicePtr, StreamId};
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUstream,
+};
+use std::collections::HashMap;
+use std::ptr;
+
+/// A device's pool, once something was allocated.
+#[derive(Debug)]
+pub(super) struct Pool {
+    supported: bool,
+    raw: Option<usize>,
+}
+
+impl Pool {
+    pub(super) fn new(supported: bool) -> Pool {
+        Pool { supported, raw: None }
+    }
+
+    pub(super) fn take(&mut self) -> Option<CUmemoryPool> {
+        self.raw.take().map(|raw| raw as CUmemoryPool)
+    }
+
+    /// The pool, made now where there is none; `None` on a device that has no pools.
+    fn get(&mut self, entered: &Entered<'_>, device: u32) -> Result<Option<CUmemoryPool>> {
+        if !self.supported {
+            return Ok(None);
+        }
+        if let Some(raw) = self.raw {
+            return Ok(Some(raw as CUmemoryPool));
+        }
+        let props = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: CUmemLocation {
+                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: device as i32,
+            },
+            win32SecurityAttributes: ptr::null_mut(),
+            maxSize: 0, // as large as the device
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let mut pool: CUmemoryPool = ptr::null_mut();
+        // SAFETY: the properties are filled in whole; valid pointers; the context is current.
+        entered.check(unsafe { entered.driver().cuMemPoolCreate(&mut pool, &props) })?;
+        let keep = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let mut all = u64::MAX;
+        let value = (&raw mut all).cast();
+        // SAFETY: this attribute's value is one 64-bit number, read during the call.
+        let answer = unsafe { entered.driver().cuMemPoolSetAttribute(pool, keep, value) };
+        if let Err(error) = entered.check(answer) {
+            if !error.is_lost() {
+                // SAFETY: the pool was made above and nothing was taken from it.
+                let _ = unsafe { entered.driver().cuMemPoolDestroy(pool) };
+            }
+            return Err(error);
+        }
+        self.raw = Some(pool as usize);
+        Ok(Some(pool))
+    }
+}
+
+/// What one `Cuda` took and did not give back yet.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    lens: HashMap<u64, u64>,
+    allocated: u64,
+    peak: u64,
+}
+
+impl Account {
+    fn add(&mut self, at: u64, len: u64) {
+        let before = self.lens.insert(at, len);
+        assert!(before.is_none(), "the driver gave out an address that it had not got back");
+        self.allocated += len;
+        self.peak = self.peak.max(self.allocated);
+    }
+
+    fn remove(&mut self, at: u64) {
+        self.allocated -= self.lens.remove(&at).unwrap_or(0);
+    }
+}
+
+impl Cuda {
+    pub(super) fn take_bytes(&mut self, len: Bytes, on: StreamId) -> Result<DevicePtr> {
+        const OP: &str = "alloc_device";
+        self.context.check(OP)?;
+        if len.is_zero() {
+            return Err(Error::usage(Misuse::Empty, OP));
+        }
+        let size = len.to_usize()?;
+        let entered = self.context.enter_relaxed(OP)?;
+        let stream = self.streams.ready(on, &entered, OP)?;
+        let pool = lock(&self.context.pool).get(&entered, self.context.about.device.0)?;
+        let taken = match pool {
+            Some(pool) => from_pool(&entered, pool, size, stream),
+            None => from_device(&entered, size),
+        };
+        let at = taken.map_err(|error| error.bytes(len))?;
+        self.account.add(at, len.0);
+        Ok(DevicePtr(at))
+    }
+
+    pub(super) fn give_bytes(&mut self, at: DevicePtr, on: StreamId) -> Result<()> {
+        const OP: &str = "free_device";
+        self.context.check(OP)?;
+        if !self.account.lens.contains_key(&at.0) {
+            return Err(Error::usage(Misuse::Stale, OP)
+                .detail(format!("{at:?} is no allocation of this backend")));
+        }
+        let entered = self.context.enter_relaxed(OP)?;
+        let stream = self.streams.ready(on, &entered, OP)?;
+        if lock(&self.context.pool).supported {
+            // SAFETY: the address came from our pool and is freed once (the account drops it
+            // below); the stream is alive and of this context.
+            entered.check(unsafe { entered.driver().cuMemFreeAsync(at.0, stream) })?;
+        } else {
+            // SAFETY: waits for all work of the current context.
+            entered.check(unsafe { entered.driver().cuCtxSynchronize() })?;
+            // SAFETY: the address came from cuMemAlloc and is freed once; nothing runs any more.
+            entered.check(unsafe { entered.driver().cuMemFree_v2(at.0) })?;
+        }
+        self.account.remove(at.0);
+        Ok(())
+    }
+
+    pub(super) fn memory_now(&self) -> Result<Memory> {
+        let entered = self.context.enter_relaxed("memory")?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: valid pointers; the context is current.
+        entered.check(unsafe { entered.driver().cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(Memory {
+            free: Bytes(free as u64),
+            total: Bytes(total as u64),
+            allocated: Bytes(self.account.allocated),
+            peak: Bytes(self.account.peak),
+        })
+    }
+
+    pub(super) fn forget_peak(&mut self) {
+        self.account.peak = self.account.allocated;
+    }
+}
+
+fn from_pool(
+    entered: &Entered<'_>,
+    pool: CUmemoryPool,
+    size: usize,
+    stream: CUstream,
+) -> Result<CUdeviceptr> {
+    let driver = entered.driver();
+    let mut at: CUdeviceptr = 0;
+    // SAFETY: the pool and the stream are alive and of the current context; valid pointer.
+    let mut answer = unsafe { driver.cuMemAllocFromPoolAsync(&mut at, size, pool, stream) };
+    if answer.code == OUT_OF_MEMORY {
+        // What lies free in the pool in pieces goes back to the device, and is asked for as one.
+        // SAFETY: the pool is alive; bytes in use are not touched by a trim.
+        entered.check(unsafe { driver.cuMemPoolTrimTo(pool, 0) })?;
+        // SAFETY: as above.
+        answer = unsafe { driver.cuMemAllocFromPoolAsync(&mut at, size, pool, stream) };
+    }
+    entered.check(answer)?;
+    Ok(at)
+}
+
+fn from_device(entered: &Entered<'_>, size: usize) -> Result<CUdeviceptr> {
+    let mut at: CUdeviceptr = 0;
+    // SAFETY: valid pointer; the context is current.
+    entered.check(unsafe { entered.driver().cuMemAlloc_v2(&mut at, size) })?;
+    Ok(at)
+}

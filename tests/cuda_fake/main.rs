@@ -1,0 +1,12 @@
+//! The faults of a driver that is absent, wrong, asked wrongly or failing, shown on a fake driver: no
+//! GPU is needed. Each file tells the faults it guards against.
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+
+mod bench;
+mod fake;
+mod faults;
+mod interop;
+mod probe;
+mod process;
+mod refusals;
+mod verbs;
