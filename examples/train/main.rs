@@ -1,0 +1,99 @@
+//! Trains a byte-level language model on a text, three times: with everything kept on the device,
+//! with each layer's input kept and the rest made anew, and with those inputs moved to the host.
+//!
+//! What it is not: a framework. Forward and backward are written out for this one model, so that
+//! nothing stands between the engine and the steps it is measured on.
+//!
+//! Invariant: the modes differ in where bytes lie and when, never in a bit of a gradient; a run in
+//! which they do ends with an error.
+//!
+//! ```text
+//!   main ---- args, text, device, report, progress          what the user says and sees
+//!    |
+//!   trainer - inputs (stay | go and come back), staging     the steps
+//!    |
+//!   model --- layout, kernel/*, queue, shape                the arithmetic
+//! ```
+//!
+//! Run it with `cargo run --release --example train -- --help`.
+
+mod args;
+mod device;
+mod inputs;
+mod kernel;
+mod layout;
+mod model;
+mod progress;
+mod queue;
+mod report;
+mod shape;
+mod staging;
+mod text;
+mod trainer;
+
+use args::{Command, Mode, Options};
+use inputs::{Inputs, Resident};
+use lightering::backend::{About, Backend};
+use lightering::{Bytes, Error};
+use progress::Progress;
+use std::io::Write;
+use std::process::ExitCode;
+use text::Text;
+use trainer::{Outcome, Trainer};
+
+/// Why the run ended early. One line each.
+#[derive(Debug)]
+enum Failure {
+    /// What was asked for cannot be done; exit status 2.
+    Input(String),
+    /// It went wrong on the way; exit status 1.
+    Run(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Run(error.to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+    let (text, status) = match run(words, &mut out, &mut err) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Input(text)) => (text, 2),
+        Err(Failure::Run(text)) => (text, 1),
+    };
+    // There is nobody left to tell that standard error is gone.
+    let _ = writeln!(err, "train: {text}");
+    ExitCode::from(status)
+}
+
+/// The whole program; results go to `out`, everything else to `err`.
+fn run(
+    words: impl Iterator<Item = String>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<(), Failure> {
+    let options = match args::parse(words).map_err(Failure::Input)? {
+        Command::Run(options) => options,
+        Command::Help => return say(out, args::HELP),
+    };
+    let text = Text::open(options.text.as_deref()).map_err(Failure::Input)?;
+    let plan = device::plan(&options).map_err(Failure::Input)?;
+    say(err, &greeting(&options, &text, &plan))?;
+    let mut outcomes = Vec::new();
+    for mode in &options.modes {
+        let outcome = train(&options, &plan, &text, *mode, err)?;
+        if options.json {
+            say(out, &format!("{}\n", report::json(&options, &plan.about, &outcome)))?;
+        }
+        outcomes.push(outcome);
+    }
+    let table = report::table(&options, &plan.about, &outcomes);
+    say(if options.json { err } else { out }, &table)?;
+    match report::difference(&outcomes) {
+        Some(difference) => Err(Failure::Run(difference)),
+        None => Ok(()),
+    }
+}
