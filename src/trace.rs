@@ -329,9 +329,7 @@ impl Op {
             Op::CloseStream(s) => Op::CloseStream(bare(s)),
             Op::OpenEvent(e) => Op::OpenEvent(bare(e)),
             Op::CloseEvent(e) => Op::CloseEvent(bare(e)),
-            Op::Record { event, stream } => {
-                Op::Record { event: bare(event), stream: bare(stream) }
-            }
+            Op::Record { event, stream } => Op::Record { event: bare(event), stream: bare(stream) },
             Op::Wait { stream, event, site } => {
                 Op::Wait { stream: bare(stream), event: bare(event), site }
             }
@@ -341,9 +339,7 @@ impl Op {
             Op::CopyOut { from, to, stream } => Op::CopyOut { from, to, stream: bare(stream) },
             Op::CopyIn { from, to, stream } => Op::CopyIn { from, to, stream: bare(stream) },
             Op::Launch { kernel, stream } => Op::Launch { kernel, stream: bare(stream) },
-            Op::Use { by: Actor::Stream(s), uses } => {
-                Op::Use { by: Actor::Stream(bare(s)), uses }
-            }
+            Op::Use { by: Actor::Stream(s), uses } => Op::Use { by: Actor::Stream(bare(s)), uses },
             Op::Name { storage, name, range } => Op::Name { storage: bare(storage), name, range },
             Op::Use { .. } | Op::Sync => self,
         }

@@ -145,7 +145,8 @@ impl std::str::FromStr for Bytes {
 
     /// Reads `4096`, `64KiB`, `512 MiB`, `1.5GiB`, `8GB` (decimal units mean powers of 1,000).
     fn from_str(text: &str) -> Result<Bytes> {
-        let bad = || Error::usage(Misuse::BadSize, "size").detail(format!("{text:?} is not a size"));
+        let bad =
+            || Error::usage(Misuse::BadSize, "size").detail(format!("{text:?} is not a size"));
         let text_trimmed = text.trim();
         let digits = text_trimmed
             .find(|c: char| !(c.is_ascii_digit() || c == '.'))
@@ -170,8 +171,10 @@ impl std::str::FromStr for Bytes {
         }
         match number.parse::<f64>() {
             Ok(part) if part * (scale as f64) < 9.0e18 => Ok(Bytes((part * scale as f64) as u64)),
-            Ok(_) => Err(Error::usage(Misuse::TooLarge, "size")
-                .detail(format!("{text:?} exceeds 64 bits"))),
+            Ok(_) => {
+                Err(Error::usage(Misuse::TooLarge, "size")
+                    .detail(format!("{text:?} exceeds 64 bits")))
+            }
             Err(_) => Err(bad()),
         }
     }

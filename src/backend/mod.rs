@@ -32,7 +32,7 @@
 //! [`Misuse::FreshEvent`]: crate::Misuse::FreshEvent
 
 pub mod kernel;
-// pub mod sim;
+pub mod sim;
 pub mod traced;
 
 pub use kernel::{Arg, Cost, Grid, HostArgs, Kernel, Work};

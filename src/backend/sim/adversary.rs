@@ -1,0 +1,102 @@
+//! The adversary's clock: every order of steps that the contract allows, by a schedule's choice.
+//!
+//! What it is not: it has no times. Its "nanoseconds" count steps.
+//!
+//! Invariant: each step is made by the head of one stream whose waits are met; nothing else moves.
+//!
+//! ```text
+//!   stream 3  [copy ##.#..] [record]     a step: more pieces of the copy, or all of them
+//!   stream 5  [kernel]                   a step: the whole kernel
+//! ```
+//!
+//! The simulated world may use it.
+
+use super::machine::{Head, Machine};
+use super::queue::{Mark, Op};
+use super::schedule::{Call, Schedule};
+
+#[derive(Debug)]
+pub(super) struct Adversary {
+    schedule: Box<dyn Schedule>,
+    /// Scratch.
+    runnable: Vec<u32>,
+    steps: u64,
+}
+
+impl Adversary {
+    pub(super) fn new(schedule: Box<dyn Schedule>) -> Adversary {
+        Adversary { schedule, runnable: Vec::new(), steps: 0 }
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Lets the device run a little, as the schedule likes.
+    pub(super) fn pass(&mut self, machine: &mut Machine, call: Call) {
+        let mut left = self.schedule.pace(call);
+        while left > 0 && self.step(machine) {
+            left -= 1;
+        }
+    }
+
+    /// Runs until the mark is done; stops early where nothing can run (a device is lost).
+    pub(super) fn run_until(&mut self, machine: &mut Machine, mark: Mark) {
+        while !machine.is_done(mark) && self.step(machine) {}
+    }
+
+    /// One step of one stream; `false` where none can make one.
+    fn step(&mut self, machine: &mut Machine) -> bool {
+        let stalled = self.gather(machine);
+        if self.runnable.is_empty() && !stalled {
+            return false;
+        }
+        self.steps += 1;
+        if self.runnable.is_empty() {
+            return true;
+        }
+        let slot = self.runnable[self.schedule.pick(&self.runnable)];
+        self.progress(machine, slot);
+        true
+    }
+
+    /// Lists the streams that can run, and lets a step of time pass for those that stand still.
+    fn gather(&mut self, machine: &mut Machine) -> bool {
+        self.runnable.clear();
+        let mut stalled = false;
+        let mut index = 0;
+        while let Some(&slot) = machine.active.get(index) {
+            match machine.settle(slot) {
+                Head::Ready => self.runnable.push(slot),
+                Head::Stalled => {
+                    stalled = true;
+                    machine.queues[slot as usize].stalled -= 1;
+                }
+                Head::Blocked => {}
+            }
+            // A queue whose last op was a met wait has left the list.
+            index += usize::from(machine.active.get(index) == Some(&slot));
+        }
+        stalled
+    }
+
+    fn progress(&mut self, machine: &mut Machine, slot: u32) {
+        if let Some(Op::Copy(copy)) = machine.queues[slot as usize].ops.front_mut() {
+            let left = copy.pieces_left();
+            let count = match if left > 1 { self.schedule.choose(3) } else { 0 } {
+                0 => left,
+                1 => left.div_ceil(2),
+                _ => 1,
+            };
+            if count < left {
+                if copy.is_fresh() {
+                    let first = self.schedule.choose(left);
+                    copy.shuffle(first, 1 + self.schedule.choose(left));
+                }
+                copy.advance(count);
+                return;
+            }
+        }
+        machine.finish(slot, self.steps as f64);
+    }
+}

@@ -1,0 +1,185 @@
+//! The simulated device: a complete second device, for machines without one and for tests.
+//!
+//! What it is not: a mock. Streams are queues, events capture, copies move real bytes in pieces, a
+//! freed range is poisoned and handed out again. It is no emulator of GPU code either: a kernel runs
+//! its host form.
+//!
+//! Invariant: whatever it does, the ordering contract of [`crate::backend`] allows; and a run is a
+//! pure function of the program and the [`Config`].
+//!
+//! ```text
+//!   World --- device(0) -> Sim (user A: ids) --.
+//!     |  `--- device(0) -> Sim (user B: ids) ---+--> State { machine, clock, faults }   one lock
+//!     `------ device(1) -> Sim (user C: ids) --'
+//!
+//!   sim (verbs)   state   clock: adversary (schedule) | timing (model)   machine   queue room memory
+//! ```
+//!
+//! Devices of one world share pinned memory and the clock. Several users of one device are like
+//! several libraries in one process that share a CUDA primary context: a stream's raw handle means
+//! the same queue to all of them. Tests, examples and the adapters for plain host memory use it.
+
+mod adversary;
+pub mod fault;
+mod launch;
+mod machine;
+mod memory;
+mod model;
+mod pin;
+mod queue;
+mod room;
+pub mod schedule;
+mod state;
+mod timing;
+mod user;
+mod verbs;
+
+pub use fault::{Fault, FaultPlan, Spot};
+pub use launch::Closure;
+pub use model::{Model, Slowdown};
+pub use schedule::{Call, Eager, Lazy, Random, Schedule};
+pub use user::{HOST_STREAM, Sim};
+
+use crate::error::{Error, Kind, Missing, Result};
+use crate::unit::{Bytes, Table};
+use machine::{Device, User};
+use memory::Backing;
+use room::Room;
+use state::State;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// How a world's devices get on with their work.
+#[derive(Debug)]
+pub enum Clock {
+    /// In virtual time, after a model.
+    Timed(Model),
+    /// In any order the contract allows, as a schedule chooses.
+    Adversary(Box<dyn Schedule>),
+}
+
+/// What a world is made of.
+#[derive(Debug)]
+pub struct Config {
+    /// How many devices there are.
+    pub devices: u32,
+    /// Memory of each device. Costs the host what is used of it.
+    pub device_bytes: Bytes,
+    /// The most bytes one registration of pinned memory may have.
+    pub registration_bytes_max: Bytes,
+    /// The clock.
+    pub clock: Clock,
+    /// Faults to happen.
+    pub faults: FaultPlan,
+}
+
+impl Config {
+    /// Eight devices like the model's, in virtual time.
+    pub fn timed(model: Model) -> Config {
+        Config {
+            devices: 8,
+            device_bytes: Bytes(141_000_000_000),
+            registration_bytes_max: Bytes::gib(64),
+            clock: Clock::Timed(model),
+            faults: FaultPlan::default(),
+        }
+    }
+
+    /// Two small devices under the adversary that `seed` names.
+    pub fn adversary(seed: u64) -> Config {
+        Config::scheduled(Box::new(Random::new(seed)))
+    }
+
+    /// Two small devices under this schedule.
+    pub fn scheduled(schedule: Box<dyn Schedule>) -> Config {
+        Config {
+            devices: 2,
+            device_bytes: Bytes::mib(64),
+            clock: Clock::Adversary(schedule),
+            ..Config::timed(Model::default())
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config::timed(Model::default())
+    }
+}
+
+/// A set of simulated devices that share one clock and one pinned memory. Clones are the same world.
+#[derive(Clone)]
+pub struct World {
+    state: Arc<Mutex<State>>,
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World").field("now", &self.now()).finish_non_exhaustive()
+    }
+}
+
+impl World {
+    /// A world of its own.
+    pub fn new(config: Config) -> World {
+        World { state: Arc::new(Mutex::new(State::new(config))) }
+    }
+
+    /// The process's own world: timed, like one host of eight H200.
+    pub fn process() -> World {
+        static WORLD: OnceLock<World> = OnceLock::new();
+        WORLD.get_or_init(|| World::new(Config::default())).clone()
+    }
+
+    /// One more user of a device.
+    ///
+    /// # Errors
+    /// `Unavailable` where the world has no such device; `OutOfMemory` where the host has no room
+    /// for its memory.
+    pub fn device(&self, ordinal: u32) -> Result<Sim> {
+        let mut state = self.lock();
+        if ordinal >= state.devices {
+            return Err(Error::new(Kind::Unavailable(Missing::Device), "device"));
+        }
+        let machine = &mut state.machine;
+        if machine.devices.len() <= ordinal as usize {
+            machine.devices.resize_with(ordinal as usize + 1, || None);
+        }
+        if state.machine.devices[ordinal as usize].is_none() {
+            let room = Room::new(state.device_bytes);
+            let backing = Backing::new(room.size())?;
+            let fixed = [false, true].map(|host| state.machine.open_queue(ordinal, host));
+            let device = Device { backing, room, fixed, broken: None, lost: None };
+            state.machine.devices[ordinal as usize] = Some(device);
+        }
+        let user = state.machine.users.insert(User {
+            streams: Table::new(1 << 15),
+            events: Table::new(1 << 20),
+            allocated: 0,
+            peak: 0,
+        });
+        drop(state);
+        Ok(Sim::new(self.clone(), user, ordinal))
+    }
+
+    /// The time of the host's clock: virtual, from 0. Under an adversary a nanosecond is a step.
+    pub fn now(&self) -> Duration {
+        self.lock().now()
+    }
+
+    /// Lets the host be busy elsewhere for a while, as a framework's own code is; the devices go on.
+    /// Under an adversary they may make some steps.
+    pub fn host_work(&self, time: Duration) {
+        self.lock().host_work(time);
+    }
+
+    /// How often memory was to be unpinned or forgotten that queued work still used.
+    pub fn removals_refused(&self) -> u64 {
+        self.lock().removals_refused
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A kernel's host form that panicked leaves the state whole: its op was taken off first.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,147 @@
+//! Which addresses of a simulated device are taken: a stream-ordered allocator of offsets.
+//!
+//! What it is not: it touches no bytes and runs no op; it holds offsets only.
+//!
+//! Invariant: `live` and `gaps` together cover the device exactly once. A gap that waits for its
+//! free to run is lent only to the stream on which that free was enqueued.
+//!
+//! ```text
+//!   | live | gap after (stream 3, op 17) | live | gap |       take(stream 3) may use both gaps,
+//!                                                             take(stream 5) only the second
+//! ```
+//!
+//! The simulated device may use it. A freed range is handed out again as soon as the order of
+//! streams allows, because that is what shows a missing wait.
+
+use super::queue::Mark;
+use std::collections::BTreeMap;
+
+/// Every allocation starts at a multiple of this, and takes a multiple of it.
+pub(super) const GRAIN_BYTES: u64 = 256;
+
+/// One allocation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    /// Bytes asked for.
+    pub(super) len: u64,
+    /// Who took it.
+    pub(super) user: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    at: u64,
+    len: u64,
+    /// The free that must have run before others may have it.
+    after: Option<Mark>,
+}
+
+#[derive(Debug)]
+pub(super) struct Room {
+    size: u64,
+    used: u64,
+    live: BTreeMap<u64, Block>,
+    /// By address.
+    gaps: Vec<Gap>,
+}
+
+/// The bytes an allocation of `len` takes.
+pub(super) fn rounded(len: u64) -> u64 {
+    len.next_multiple_of(GRAIN_BYTES)
+}
+
+impl Room {
+    pub(super) fn new(size: u64) -> Room {
+        let size = size / GRAIN_BYTES * GRAIN_BYTES;
+        let gaps = vec![Gap { at: 0, len: size, after: None }];
+        Room { size, used: 0, live: BTreeMap::new(), gaps }
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes not taken, as enqueued.
+    pub(super) fn free(&self) -> u64 {
+        self.size - self.used
+    }
+
+    /// Takes the best-fitting gap that the stream `lane` may have; of equals the one whose free is
+    /// still to run, then the lowest.
+    pub(super) fn take(&mut self, block: Block, lane: Mark) -> Option<u64> {
+        let len = rounded(block.len);
+        let fits = |gap: &&Gap| gap.len >= len && gap.after.is_none_or(|mark| mark.same(lane));
+        let best =
+            self.gaps.iter().filter(fits).min_by_key(|gap| (gap.len, gap.after.is_none()))?;
+        let at = best.at;
+        let index = self.gaps.partition_point(|gap| gap.at < at);
+        let gap = &mut self.gaps[index];
+        gap.at += len;
+        gap.len -= len;
+        if gap.len == 0 {
+            self.gaps.remove(index);
+        }
+        self.live.insert(at, block);
+        self.used += len;
+        Some(at)
+    }
+
+    /// Gives the allocation at `at` back, for others once `after` has run.
+    pub(super) fn give(&mut self, at: u64, after: Mark) -> Option<Block> {
+        let block = self.live.remove(&at)?;
+        let len = rounded(block.len);
+        self.used -= len;
+        let index = self.gaps.partition_point(|gap| gap.at < at);
+        self.gaps.insert(index, Gap { at, len, after: Some(after) });
+        self.merge();
+        Some(block)
+    }
+
+    /// Opens the gaps whose free has run to everybody.
+    pub(super) fn settle(&mut self, done: impl Fn(Mark) -> bool) {
+        let mut opened = false;
+        for gap in &mut self.gaps {
+            if gap.after.is_some_and(&done) {
+                gap.after = None;
+                opened = true;
+            }
+        }
+        if opened {
+            self.merge();
+        }
+    }
+
+    /// A free that is still to run, if any.
+    pub(super) fn pending(&self) -> Option<Mark> {
+        self.gaps.iter().find_map(|gap| gap.after)
+    }
+
+    /// The allocation at exactly `at`.
+    pub(super) fn block(&self, at: u64) -> Option<Block> {
+        self.live.get(&at).copied()
+    }
+
+    /// Do these bytes lie in one allocation?
+    pub(super) fn holds(&self, at: u64, len: u64) -> bool {
+        let before = self.live.range(..=at).next_back();
+        before.is_some_and(|(start, block)| {
+            at.checked_add(len).is_some_and(|end| end <= start + block.len)
+        })
+    }
+
+    fn merge(&mut self) {
+        self.gaps.dedup_by(|next, gap| {
+            let alike = match (gap.after, next.after) {
+                (None, None) => true,
+                (Some(a), Some(b)) => a.same(b),
+                _ => false,
+            };
+            let merged = alike && gap.at + gap.len == next.at;
+            if merged {
+                gap.len += next.len;
+                gap.after = gap.after.max(next.after);
+            }
+            merged
+        });
+    }
+}
