@@ -23,9 +23,9 @@ Usage: train [options]
   --device NAME         auto, sim or cuda:N (default: auto)
   --modes LIST          of none, checkpoint, checkpoint+offload, with commas (default: all)
   --layers N            residual blocks (default: 8)
-  --hidden N            channels of a token, a multiple of 8 (default: 128)
-  --tokens N            bytes of text in a step, one stretch (default: 2048)
-  --steps N             steps in each mode (default: 24)
+  --hidden N            channels of a token, a multiple of 8 (default: 256)
+  --tokens N            bytes of text in a step, one stretch (default: 512)
+  --steps N             steps in each mode (default: 32)
   --keep-last N         last layers' inputs that stay on the device (default: 1)
   --pinned-bytes SIZE   most pinned host memory, such as 512MiB (default: what the inputs need)
   --prefetch-bytes SIZE how far to bring back ahead of use (default: two layers' inputs)
@@ -98,13 +98,13 @@ const ELEMENT: u64 = 4;
 
 /// Reads the words after the program's name.
 pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, String> {
-    let (mut layers, mut hidden, mut tokens) = (8, 128, 2048);
+    let (mut layers, mut hidden, mut tokens) = (8, 256, 512);
     let mut options = Options {
         text: None,
         device: Device::Auto,
         modes: Mode::ALL.to_vec(),
         shape: Shape::new(layers, hidden, tokens, ELEMENT)?,
-        steps: 24,
+        steps: 32,
         keep_last: 1,
         pinned: None,
         prefetch: None,
@@ -119,7 +119,10 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
             return Err(format!("{name}: takes no value"));
         }
         let mut value = || {
-            attached.clone().or_else(|| words.next()).ok_or_else(|| format!("{name}: needs a value"))
+            attached
+                .clone()
+                .or_else(|| words.next())
+                .ok_or_else(|| format!("{name}: needs a value"))
         };
         match name {
             "--help" | "-h" => return Ok(Command::Help),

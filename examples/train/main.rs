@@ -25,16 +25,20 @@ mod layout;
 mod model;
 mod progress;
 mod queue;
+#[cfg(test)]
+mod reference;
 mod report;
 mod shape;
 mod staging;
+#[cfg(test)]
+mod tests;
 mod text;
 mod trainer;
 
 use args::{Command, Mode, Options};
 use inputs::{Inputs, Resident};
-use lightering::backend::{About, Backend};
-use lightering::{Bytes, Error};
+use lightering::Error;
+use lightering::backend::About;
 use progress::Progress;
 use std::io::Write;
 use std::process::ExitCode;
@@ -96,4 +100,58 @@ fn run(
         Some(difference) => Err(Failure::Run(difference)),
         None => Ok(()),
     }
+}
+
+/// Runs one mode's steps on a device of its own.
+fn train(
+    options: &Options,
+    plan: &device::Plan,
+    text: &Text,
+    mode: Mode,
+    err: &mut dyn Write,
+) -> Result<Outcome, Failure> {
+    let shape = options.shape;
+    let backend = plan.open()?;
+    let mut inputs: Box<dyn Inputs> = match mode {
+        Mode::None | Mode::Checkpoint | Mode::Offload => {
+            Box::new(Resident::new(backend, shape.layers as usize, shape.boundary_bytes()))
+        }
+    };
+    let outcome = {
+        let mut progress = Progress::new(mode.name(), options.steps, err);
+        let trainer = Trainer::new(mode, shape, text, &mut *inputs)?;
+        trainer.run(mode, options.steps, &mut |done, loss| progress.show(done, loss))?
+    };
+    Ok(outcome)
+}
+
+/// What is said before the first step.
+fn greeting(options: &Options, text: &Text, plan: &device::Plan) -> String {
+    let About { name, simulated, .. } = &plan.about;
+    let shape = &options.shape;
+    let mut words = format!(
+        "text: {} bytes, unigram entropy {:.3} nats a byte\ndevice: {name}",
+        text.len(),
+        text.unigram_entropy()
+    );
+    if let Some(reason) = &plan.reason {
+        words += &format!(", because cuda:0 is not to be had ({reason})");
+    }
+    if *simulated {
+        words += "; all times are simulated";
+    }
+    words += &format!(
+        "\nmodel: {} layers x {} tokens x {} channels x {} bytes = {} of layers' inputs a step\n",
+        shape.layers,
+        shape.tokens,
+        shape.hidden,
+        shape.element,
+        shape.boundaries_bytes()
+    );
+    words
+}
+
+fn say(to: &mut dyn Write, text: &str) -> Result<(), Failure> {
+    let wrote = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+    wrote.map_err(|error| Failure::Run(format!("output: {error}")))
 }

@@ -93,6 +93,18 @@ impl Model {
         queue.give(self.tally)
     }
 
+    /// All parameters.
+    #[cfg(test)]
+    pub(crate) fn weights_run(&self) -> DeviceRange {
+        self.state.weights
+    }
+
+    /// All gradients.
+    #[cfg(test)]
+    pub(crate) fn grads_run(&self) -> DeviceRange {
+        self.state.grads
+    }
+
     /// Tokens to the first layer's input.
     pub(crate) fn embed(
         &self,
@@ -199,7 +211,7 @@ impl Model {
         mix::mix_sum(queue, &self.shape, self.partials, self.grads.mixes()?)?;
         tally::checksum(queue, self.state.grads, self.parts)?;
         tally::tally(queue, self.parts, losses, self.tally)?;
-        adam::adam(queue, &self.state, step)
+        adam::adam(queue, &self.shape, &self.state, step)
     }
 
     /// Norm, mixing and the first product, the same in the forward and when made anew.

@@ -42,7 +42,12 @@ pub(crate) struct Shape {
 
 impl Shape {
     /// Checks the sizes; the error is a sentence.
-    pub(crate) fn new(layers: u64, hidden: u64, tokens: u64, element: u64) -> Result<Shape, String> {
+    pub(crate) fn new(
+        layers: u64,
+        hidden: u64,
+        tokens: u64,
+        element: u64,
+    ) -> Result<Shape, String> {
         for (name, value, max) in [
             ("--layers", layers, LAYERS_MAX),
             ("--hidden", hidden, HIDDEN_MAX),

@@ -50,7 +50,8 @@ impl Text {
         let len = self.bytes.len();
         let tokens = to.len() as u128 - 1;
         let start = (u128::from(step) * tokens % len as u128) as usize;
-        for (to, byte) in to.iter_mut().zip(self.bytes[start..].iter().chain(self.bytes.iter().cycle()))
+        for (to, byte) in
+            to.iter_mut().zip(self.bytes[start..].iter().chain(self.bytes.iter().cycle()))
         {
             *to = *byte;
         }

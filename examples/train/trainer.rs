@@ -90,7 +90,17 @@ impl<'a> Trainer<'a> {
         let kept = (0..shape.layers).map(|_| None).collect();
         let keep_all = mode == Mode::None;
         let trainer = Trainer {
-            shape, text, inputs, stream, staging, model, kept, keep_all, tokens, losses, events,
+            shape,
+            text,
+            inputs,
+            stream,
+            staging,
+            model,
+            kept,
+            keep_all,
+            tokens,
+            losses,
+            events,
         };
         Ok(trainer)
     }
@@ -141,7 +151,8 @@ impl<'a> Trainer<'a> {
             memory = Some((before, self.inputs.backend().memory()?.allocated));
         }
         self.backward(y, step)?;
-        let to = self.staging.range(self.slot(step) + aligned(self.shape.tokens + 1), STATE_BYTES)?;
+        let to =
+            self.staging.range(self.slot(step) + aligned(self.shape.tokens + 1), STATE_BYTES)?;
         self.inputs.backend().copy_out(to, self.model.tally, self.stream)?;
         Ok(memory)
     }

@@ -15,12 +15,8 @@ use crate::queue::{Queue, vectors_for};
 use lightering::backend::{Arg, Cost, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
 
-pub(crate) static ACT: Kernel = Kernel {
-    name: "act",
-    ptx: None,
-    host: Some(|_, args| host(args)),
-    cost: Cost::of_bytes,
-};
+pub(crate) static ACT: Kernel =
+    Kernel { name: "act", ptx: None, host: Some(|_, args| host(args)), cost: Cost::of_bytes };
 
 pub(crate) static ACT_BACK: Kernel = Kernel {
     name: "act_back",

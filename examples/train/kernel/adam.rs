@@ -13,28 +13,22 @@
 
 use super::tally::mixed;
 use crate::queue::{Queue, vectors_for};
+use crate::shape::Shape;
 use lightering::backend::{Arg, Cost, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
 
 const DECAY_MEAN: f32 = 0.9;
 const DECAY_SQUARE: f32 = 0.98;
-const RATE: f32 = 4e-3;
+/// The step's size, over the width: a wider row adds up more numbers that each took the step.
+const RATE: f32 = 1.5;
 const WARM_STEPS: u64 = 4;
 const EPSILON: f32 = 1e-9;
 
-pub(crate) static FILL: Kernel = Kernel {
-    name: "fill",
-    ptx: None,
-    host: Some(|_, args| host_fill(args)),
-    cost: Cost::of_bytes,
-};
+pub(crate) static FILL: Kernel =
+    Kernel { name: "fill", ptx: None, host: Some(|_, args| host_fill(args)), cost: Cost::of_bytes };
 
-pub(crate) static ADAM: Kernel = Kernel {
-    name: "adam",
-    ptx: None,
-    host: Some(|_, args| host_adam(args)),
-    cost: Cost::of_bytes,
-};
+pub(crate) static ADAM: Kernel =
+    Kernel { name: "adam", ptx: None, host: Some(|_, args| host_adam(args)), cost: Cost::of_bytes };
 
 /// Enqueues a fill with numbers between `-bound` and `bound`.
 pub(crate) fn fill(queue: &mut Queue<'_>, at: DeviceRange, seed: u64, bound: f32) -> Result<()> {
@@ -52,15 +46,16 @@ pub(crate) struct State {
 }
 
 /// Enqueues the update of step `step`, counted from 0.
-pub(crate) fn adam(queue: &mut Queue<'_>, state: &State, step: u64) -> Result<()> {
+pub(crate) fn adam(queue: &mut Queue<'_>, shape: &Shape, state: &State, step: u64) -> Result<()> {
     let power = i32::try_from(step + 1).unwrap_or(i32::MAX);
     let warm = ((step + 1) as f32 / WARM_STEPS as f32).min(1.0);
+    let rate = RATE * warm / shape.hidden as f32;
     let args = [
         Arg::Read(state.grads),
         Arg::Update(state.weights),
         Arg::Update(state.mean),
         Arg::Update(state.square),
-        Arg::F32(RATE * warm / (1.0 - DECAY_MEAN.powi(power))),
+        Arg::F32(rate / (1.0 - DECAY_MEAN.powi(power))),
         Arg::F32(1.0 / (1.0 - DECAY_SQUARE.powi(power))),
     ];
     queue.run(&ADAM, vectors_for(state.grads), &args)

@@ -33,12 +33,8 @@ pub(crate) static EMBED_BACK: Kernel = Kernel {
     cost: Cost::of_bytes,
 };
 
-pub(crate) static NORM: Kernel = Kernel {
-    name: "norm",
-    ptx: None,
-    host: Some(|_, args| host_norm(args)),
-    cost: Cost::of_bytes,
-};
+pub(crate) static NORM: Kernel =
+    Kernel { name: "norm", ptx: None, host: Some(|_, args| host_norm(args)), cost: Cost::of_bytes };
 
 pub(crate) static NORM_BACK: Kernel = Kernel {
     name: "norm_back",

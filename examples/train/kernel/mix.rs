@@ -20,12 +20,8 @@ use crate::shape::{Shape, TAPS, TILES};
 use lightering::backend::{Arg, Cost, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
 
-pub(crate) static NORM_MIX: Kernel = Kernel {
-    name: "norm_mix",
-    ptx: None,
-    host: Some(|_, args| host(args)),
-    cost: Cost::of_bytes,
-};
+pub(crate) static NORM_MIX: Kernel =
+    Kernel { name: "norm_mix", ptx: None, host: Some(|_, args| host(args)), cost: Cost::of_bytes };
 
 pub(crate) static MIX_BACK: Kernel = Kernel {
     name: "mix_back",

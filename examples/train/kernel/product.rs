@@ -118,9 +118,7 @@ fn host(args: &mut HostArgs<'_>, beta: f32) -> Result<()> {
     // SAFETY: the three slices hold exactly m k, k n and m n numbers (checked above), which is what
     // the strides address; `c` is borrowed mutably, so it overlaps neither factor.
     unsafe {
-        matrixmultiply::sgemm(
-            m, k, n, 1.0, a, rsa, csa, b, rsb, csb, beta, c.as_mut_ptr(), rsc, 1,
-        );
+        matrixmultiply::sgemm(m, k, n, 1.0, a, rsa, csa, b, rsb, csb, beta, c.as_mut_ptr(), rsc, 1);
     }
     Ok(())
 }
@@ -131,7 +129,13 @@ mod tests {
     use crate::kernel::bench::{noise, read, run, size, write};
 
     /// The definition, in double precision.
-    fn plain_loop(a: &[f32], b: &[f32], c: &mut [f64], (m, n, k): (usize, usize, usize), flags: u32) {
+    fn plain_loop(
+        a: &[f32],
+        b: &[f32],
+        c: &mut [f64],
+        (m, n, k): (usize, usize, usize),
+        flags: u32,
+    ) {
         for i in 0..m {
             for j in 0..n {
                 for p in 0..k {

@@ -38,7 +38,11 @@ pub(crate) static TALLY: Kernel = Kernel {
 };
 
 /// Enqueues the hash's partial sums over `words`, whose length is a multiple of eight.
-pub(crate) fn checksum(queue: &mut Queue<'_>, words: DeviceRange, parts: DeviceRange) -> Result<()> {
+pub(crate) fn checksum(
+    queue: &mut Queue<'_>,
+    words: DeviceRange,
+    parts: DeviceRange,
+) -> Result<()> {
     queue.run(&CHECKSUM, threads_for(PARTS), &[Arg::Read(words), Arg::Write(parts)])
 }
 
@@ -99,7 +103,8 @@ mod tests {
 
     #[test]
     fn one_changed_bit_changes_the_hash() {
-        let mut words: Vec<u64> = bytemuck::cast_vec(noise(1, 20_000).iter().map(|x| f64::from(*x)).collect::<Vec<f64>>());
+        let mut words: Vec<u64> =
+            (0..20_000).map(|i| u64::from(noise(i, 1)[0].to_bits())).collect();
         let before = hash(&words);
         for (index, bit) in [(0, 0), (4095, 63), (4096, 31), (19_999, 17)] {
             words[index] ^= 1 << bit;
