@@ -28,7 +28,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Kind {
     /// The device is not to be had: use another one, or the simulated one.
     Unavailable(Missing),
-    /// The device's memory (or a driver object) ran out; nothing changed. Make room, then try again.
+    /// The device's memory (or a driver object) ran out; nothing changed. Make room, try again.
     OutOfMemory,
     /// The pinned-memory budget would be exceeded; nothing changed. Keep the tensor on the device.
     OverBudget,

@@ -1,44 +1,67 @@
-//! The contract of the driver seam, kept by every backend.
-#![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
-use lightering::backend::sim::{Config, Model, World};
-use lightering::backend::{Backend, Timing};
-use lightering::trace::Site;
-use lightering::{Bytes, DeviceRange, PinnedRange};
-use std::ptr::NonNull;
+//! The driver seam's contract, promise by promise, asked of every backend alike.
+//!
+//! The fault it guards against: two backends that differ in what they promise. Then the tests on the
+//! simulated device prove nothing about a real one. A backend is added with one line in the list at
+//! the end: its name, and a function that gives the rigs to ask.
 
-fn smoke(config: Config) {
-    let world = World::new(config);
-    let mut sim = world.device(0).unwrap();
-    let mut host = vec![7u8; 8192];
-    let pinner = sim.pinner();
-    let at =
-        unsafe { pinner.register(NonNull::new(host.as_mut_ptr()).unwrap(), Bytes(8192)) }.unwrap();
-    let pin = PinnedRange::new(at, Bytes(4096)).unwrap();
-    let pin2 = PinnedRange::new(at.offset(Bytes(4096)).unwrap(), Bytes(4096)).unwrap();
-    let a = sim.create_stream().unwrap();
-    let b = sim.create_stream().unwrap();
-    let e = sim.create_event(Timing::On).unwrap();
-    let f = sim.create_event(Timing::On).unwrap();
-    let d = sim.alloc_device(Bytes(4096), a).unwrap();
-    let d = DeviceRange::new(d, Bytes(4096)).unwrap();
-    sim.copy_in(d, pin, a).unwrap();
-    sim.record(e, a).unwrap();
-    sim.wait(b, e, Site::Outside).unwrap();
-    sim.copy_out(pin2, d, b).unwrap();
-    sim.record(f, b).unwrap();
-    while !sim.query(f, Site::Outside).unwrap() {}
-    println!("{:?} {:?}", sim.elapsed(e, f), world.now());
-    sim.free_device(d.at(), b).unwrap();
-    sim.sync().unwrap();
-    assert_eq!(host[4096..], [7u8; 4096]);
-    pinner.unregister(at).unwrap();
-    assert_eq!(sim.memory().unwrap().allocated, Bytes(0));
+// Helpers outside `#[test]` functions unwrap too: a failed call there is a failed test.
+#![allow(clippy::unwrap_used)]
+
+#[path = "conformance/memory.rs"]
+mod memory;
+#[path = "conformance/order.rs"]
+mod order;
+#[path = "conformance/refusal.rs"]
+mod refusal;
+#[path = "conformance/rig.rs"]
+mod rig;
+
+macro_rules! conformance {
+    ($($backend:ident: $rigs:path;)*) => {
+        $(mod $backend {
+            promises! { $rigs;
+                order::bytes_come_back_from_another_stream,
+                order::a_reader_behind_a_wait_sees_no_torn_copy,
+                order::a_wait_keeps_the_recording_it_saw,
+                order::a_later_recording_replaces_the_earlier,
+                order::a_done_event_means_the_bytes_are_there,
+                order::a_closed_event_still_orders_the_waits_enqueued,
+                order::a_closed_stream_finishes_its_work,
+                order::two_users_share_a_stream_by_its_raw_handle,
+                order::the_default_stream_is_there_to_adopt,
+                order::a_fence_answers_on_another_thread,
+                order::elapsed_wants_two_timed_recordings_that_are_done,
+                memory::freed_bytes_are_not_lent_before_their_readers_are_done,
+                memory::streams_never_share_an_allocation,
+                memory::accounts_follow_allocations_and_frees,
+                memory::too_large_an_allocation_changes_nothing,
+                memory::allocations_are_aligned_and_disjoint,
+                memory::an_unregistered_range_is_gone,
+                refusal::lengths_that_differ_are_refused,
+                refusal::empty_requests_are_refused,
+                refusal::a_copy_over_two_registrations_is_refused,
+                refusal::a_fresh_event_is_neither_waited_for_nor_asked,
+                refusal::stale_names_are_refused,
+                refusal::names_of_another_user_are_refused,
+                refusal::a_free_of_no_allocation_is_refused,
+                refusal::a_kernel_without_a_form_is_refused,
+            }
+        })*
+    };
 }
 
-#[test]
-fn smoke_all() {
-    smoke(Config::timed(Model::default()));
-    for seed in 0..100 {
-        smoke(Config::adversary(seed));
-    }
+macro_rules! promises {
+    ($rigs:path; $($topic:ident::$promise:ident,)*) => {
+        $(#[test]
+        fn $promise() {
+            for rig in $rigs() {
+                crate::$topic::$promise(&*rig);
+            }
+        })*
+    };
+}
+
+conformance! {
+    timed: crate::rig::timed;
+    adversary: crate::rig::adversaries;
 }

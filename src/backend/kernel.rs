@@ -1,4 +1,4 @@
-//! Small device programs, in a form for each backend, with their arguments said as reads and writes.
+//! Small device programs, in a form for each backend; their arguments are said as reads and writes.
 //!
 //! What it is not: a compiler or a cache. A CUDA kernel is PTX text that was made ahead of time.
 //!

@@ -22,7 +22,8 @@ use std::collections::BTreeMap;
 
 const DEVICE_BASE: u64 = 1 << 60;
 const DEVICE_SHIFT: u32 = 52;
-const PINNED_BASE: u64 = 1 << 61;
+/// First simulated address of pinned memory.
+pub(super) const PINNED_BASE: u64 = 1 << 61;
 const PAGE_BYTES: u64 = 4096;
 
 /// First simulated address of a device.

@@ -63,19 +63,21 @@ impl Dice {
 }
 
 /// Chooses by a seed. Seeds differ in haste too: under some the device lags far behind the host,
-/// under others it is mostly idle.
+/// under others it is mostly idle. Under all of them it stands still now and then, and catches up.
 #[derive(Clone, Debug)]
 pub struct Random {
     dice: Dice,
     haste: usize,
+    /// Calls for which it still stands still.
+    rest: usize,
 }
 
 impl Random {
     /// The schedule that `seed` names.
     pub fn new(seed: u64) -> Random {
         let mut dice = Dice::new(seed);
-        let haste = [2, 3, 5, 12][dice.below(4)];
-        Random { dice, haste }
+        let haste = [2, 3, 5, 9][dice.below(4)];
+        Random { dice, haste, rest: 0 }
     }
 }
 
@@ -85,6 +87,13 @@ impl Schedule for Random {
     }
 
     fn pace(&mut self, _: Call) -> usize {
+        if self.rest == 0 && self.dice.below(8) == 0 {
+            self.rest = self.dice.below(16);
+        }
+        if self.rest > 0 {
+            self.rest -= 1;
+            return if self.rest == 0 { self.dice.below(24) } else { 0 };
+        }
         self.dice.below(self.haste)
     }
 }

@@ -13,7 +13,7 @@
 //!
 //! Whoever opened the device uses it.
 
-use super::launch::{Body, Closure, Ready, Run, refuse_overlaps};
+use super::launch::{Body, Closure, Run};
 use super::memory::HostPtr;
 use super::queue::Op;
 use super::schedule::Call;
@@ -21,7 +21,7 @@ use super::state::State;
 use super::{Spot, World};
 use crate::backend::Cost;
 use crate::error::{Error, Kind, Misuse, Result};
-use crate::trace::{Span, Use};
+use crate::trace::Use;
 use crate::unit::{Bytes, DevicePtr, EventId, StreamId};
 use std::ptr::NonNull;
 use std::sync::{Arc, MutexGuard};
@@ -151,8 +151,7 @@ impl Sim {
         let mut state = self.seat.lock();
         state.enter(self.seat.device, "launch")?;
         let slot = state.open_lane(self.seat.user, on, "launch")?;
-        refuse_overlaps(uses.iter().copied())?;
-        let mut run = Run { body: Body::Closure(body), args: Vec::new(), holds: Vec::new(), cost };
+        let mut run = Run::new(Body::Closure(body), cost);
         for one in uses {
             run.push(&mut state.machine, self.seat.device, *one)?;
         }
@@ -170,28 +169,5 @@ impl Sim {
         state.charge(|model| model.launch_call_ns);
         run.holds.iter().for_each(|region| state.machine.regions.hold(*region));
         state.push(slot, Op::Run(Box::new(run)), "launch").map(drop)
-    }
-}
-
-impl Run {
-    /// Adds the bytes of one use as the next argument.
-    pub(super) fn push(
-        &mut self,
-        machine: &mut super::machine::Machine,
-        device: u32,
-        one: Use,
-    ) -> Result<()> {
-        let (at, region) = match one.span {
-            Span::Device(range) => machine.device_bytes(device, range, "launch")?,
-            Span::Pinned(range) => machine.pinned_bytes(range, "launch")?,
-        };
-        let len = Bytes(one.span.parts().1).to_usize()?;
-        if region != 0 {
-            self.holds.push(region);
-        }
-        let ready =
-            if one.access.is_write() { Ready::Write(at, len) } else { Ready::Read(at, len) };
-        self.args.push(ready);
-        Ok(())
     }
 }

@@ -11,7 +11,7 @@
 //! Reached through [`Backend`] only.
 
 use super::Spot;
-use super::launch::{Body, Ready, Run, no_form, refuse_overlaps};
+use super::launch::{Body, Run, no_form};
 use super::machine::{Event, Lane};
 use super::memory::device_base;
 use super::pin::{SimFence, SimPinner};
@@ -315,14 +315,11 @@ impl Backend for Sim {
         if kernel.host.is_none() {
             return Err(no_form(kernel));
         }
-        refuse_overlaps(args.iter().filter_map(Arg::uses))?;
-        let cost = (kernel.cost)(&grid, args);
-        let body = Body::Kernel(kernel, grid);
-        let mut run = Run { body, args: Vec::with_capacity(args.len()), holds: Vec::new(), cost };
+        let mut run = Run::new(Body::Kernel(kernel, grid), (kernel.cost)(&grid, args));
         for arg in args {
             match arg.uses() {
                 Some(one) => run.push(&mut state.machine, self.seat.device, one)?,
-                None => run.args.push(Ready::Number(*arg)),
+                None => run.push_number(*arg),
             }
         }
         self.enqueue_run(state, slot, run)

@@ -1,0 +1,184 @@
+//! Progress between verbs, and the end.
+//!
+//! What it is not: `step` never waits; `drain` and `shutdown` do, and are for the end of a run.
+//!
+//! Invariant: nothing a copy in flight touches is freed or given back. Where that cannot be proved
+//! any more (the device is lost, a deadline passed) it is leaked on purpose, and counted.
+//!
+//! ```text
+//!   step:      ask about the oldest copies -> settle blocks -> free what may go
+//!   shutdown:  wait for the device -> free -> give back -> close streams and events
+//!   drop:      ask until the deadline -> as shutdown, or leak
+//! ```
+//!
+//! Part of the engine.
+
+use super::Engine;
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::storage::Owner;
+use crate::trace::Site;
+use crate::unit::{EventId, StorageId};
+use std::time::{Duration, Instant};
+
+impl Engine {
+    /// Learns what is done, without waiting: a bounded number of questions to the driver. Called
+    /// now and then it keeps blocks and device bytes moving; every verb works without it.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn step(&mut self) -> Result<()> {
+        self.begin("step")?;
+        let asks = self.options.step_queries_max;
+        let lanes = [&mut self.out, &mut self.ahead, &mut self.urgent];
+        let polled = lanes.into_iter().try_for_each(|lane| lane.poll(&mut self.backend, asks));
+        self.seen(polled)?;
+        self.settle_blocks()?;
+        self.settle_stalls()?;
+        for on in 0..self.ledgers.len() {
+            self.release_owned(on)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the pool learn which of this engine's blocks are idle.
+    fn settle_blocks(&mut self) -> Result<()> {
+        let Engine { client, backend, busy, .. } = self;
+        let mut returned: Vec<EventId> = Vec::new();
+        let settled = client.settle(
+            &mut |event| match busy.get(&event) {
+                Some((point, _)) => point.done(backend, Site::BlockIdleQuery),
+                None => Ok(true),
+            },
+            &mut |event| returned.push(event),
+        );
+        for event in returned {
+            self.unhold(event);
+        }
+        self.seen(settled).map(|_| ())
+    }
+
+    /// Adds up how long readers' streams waited, as far as it is known.
+    fn settle_stalls(&mut self) -> Result<()> {
+        while let Some((before, after)) = self.stalls.front().cloned() {
+            let done = after.done(&mut self.backend, Site::TransferQuery);
+            if !self.seen(done)? {
+                break;
+            }
+            before.set_done();
+            let waited = after.since(&mut self.backend, &before);
+            let waited = self.seen(waited)?;
+            self.stats.stall_time += waited;
+            self.stalls.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Waits, on the host, until everything enqueued on the device is done, and learns of it.
+    ///
+    /// # Errors
+    /// Those of [`Backend::sync`].
+    pub fn drain(&mut self) -> Result<()> {
+        self.begin("drain")?;
+        let synced = self.backend.sync();
+        self.seen(synced)?;
+        for lane in [&mut self.out, &mut self.ahead, &mut self.urgent] {
+            lane.set_all_done();
+        }
+        for (point, _) in self.busy.values() {
+            point.set_done();
+        }
+        self.settle_blocks()?;
+        self.settle_stalls()?;
+        for on in 0..self.ledgers.len() {
+            self.release_owned(on)?;
+        }
+        Ok(())
+    }
+
+    /// Drains, ends every storage, gives everything back, and closes the engine. Bytes that a
+    /// framework owns and that are on the device stay the framework's; bytes only on the host are
+    /// gone: acquire them before.
+    ///
+    /// # Errors
+    /// The first error of the driver; what it kept from being closed is leaked and counted.
+    pub fn shutdown(&mut self) -> Result<()> {
+        self.drain()?;
+        let ids: Vec<StorageId> = self.slots.iter().map(|(key, _)| StorageId(key)).collect();
+        for id in ids {
+            self.end_idle(id)?;
+        }
+        self.settle_blocks()?;
+        self.is_closed = true;
+        let backend = &mut self.backend;
+        let mut result = self.events.close(backend);
+        result = result.and(self.timers.close(backend));
+        for lane in [&self.out, &self.ahead, &self.urgent] {
+            result = result.and(backend.close_stream(lane.stream()));
+        }
+        for ledger in self.ledgers.drain(..) {
+            result = result.and(backend.close_stream(ledger.stream));
+        }
+        self.seen(result)
+    }
+
+    /// Ends a storage after the whole device was waited for.
+    fn end_idle(&mut self, id: StorageId) -> Result<()> {
+        let slot = self.slots.remove(id.0, "shutdown")?;
+        if let (Owner::Engine, Some(range)) = (slot.owner, slot.range) {
+            let home = self.ledgers.get(slot.home).map(|ledger| ledger.stream);
+            let Some(home) = home else { return Ok(()) };
+            let freed = self.backend.free_device(range.at(), home);
+            self.seen(freed)?;
+        }
+        match slot.block {
+            Some(block) => self.give_back(block, None),
+            None => Ok(()),
+        }
+    }
+
+    /// Asks until every copy is done or the deadline has passed; says which.
+    fn wait_until(&mut self, deadline: Duration) -> Result<bool> {
+        let start = Instant::now();
+        loop {
+            self.step()?;
+            let moving = [&self.out, &self.ahead, &self.urgent];
+            if moving.iter().all(|lane| lane.last().is_none()) {
+                return Ok(true);
+            }
+            if start.elapsed() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// What copies in flight may touch is never given back: blocks stay out of the pool, device
+    /// bytes stay allocated.
+    fn leak(&mut self) {
+        let ids: Vec<StorageId> = self.slots.iter().map(|(key, _)| StorageId(key)).collect();
+        for id in ids {
+            if let Ok(slot) = self.slots.remove(id.0, "drop") {
+                if slot.block.is_some() || slot.range.is_some() {
+                    self.stats.leaked_on_purpose_bytes += slot.len.0;
+                }
+                // Dropping a block without giving it back puts it into the pool's quarantine.
+                drop(slot);
+            }
+        }
+        self.is_closed = true;
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.is_closed {
+            return;
+        }
+        let idle = self.wait_until(self.options.drop_deadline);
+        let closed = idle.is_ok_and(|idle| idle) && self.shutdown().is_ok();
+        if !closed {
+            self.leak();
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Out: a storage's bytes leave for a pinned block.
+//!
+//! What it is not: it does not free device bytes; `release.rs` does, when edge E2 holds.
+//!
+//! Invariant: the copy-out is ordered behind everything that the caller's stream, and every other
+//! stream that acquired the storage, was asked to do until now (E1); the block behind its last
+//! copy-in (E7). A failure leaves the storage resident and the block with the pool.
+//!
+//! ```text
+//!   compute  ..producer.. |E1|
+//!   out lane              `->wait  wait(block's last copy) |==copy==| end
+//! ```
+//!
+//! Part of the engine.
+
+use super::Engine;
+use crate::backend::Backend;
+use crate::copy::{CopyFailed, End, Transfer};
+use crate::error::{Error, Kind, Result};
+use crate::pinned::Block;
+use crate::policy::{Advice, Kept};
+use crate::storage::{Homed, Residency, StreamSet};
+use crate::stream::Point;
+use crate::trace::{Actor, Site, Use};
+use crate::unit::{DeviceRange, StorageId, StreamId};
+
+/// What became of an eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evict {
+    /// The copy-out is enqueued.
+    Moving(Transfer),
+    /// The host copy was current: nothing has to be copied.
+    Clean,
+    /// The storage stays on the device.
+    Kept(Kept),
+}
+
+impl Engine {
+    /// Says that a storage will not be used for a while; the policy decides what is evicted for it,
+    /// if anything. Returns that storage and what became of it, which may be an earlier one than
+    /// the one offered.
+    ///
+    /// # Errors
+    /// Those of [`Engine::evict`]; `Usage(State)` where the storage is not resident.
+    pub fn offer(
+        &mut self,
+        id: StorageId,
+        compute: StreamId,
+    ) -> Result<Option<(StorageId, Evict)>> {
+        self.begin("offer")?;
+        self.stream_index(compute, "offer")?;
+        let slot = self.slot(id, "offer")?;
+        slot.must_be(Residency::Resident, "offer")?;
+        let len = slot.len;
+        match self.policy.offer(Homed { storage: id, stream: compute }, len) {
+            Advice::Keep(why) => {
+                self.stats.keep(why, len);
+                Ok(Some((id, Evict::Kept(why))))
+            }
+            Advice::Evict(None) => Ok(None),
+            Advice::Evict(Some(homed)) => {
+                let became = self.evict(homed.storage, homed.stream)?;
+                Ok(Some((homed.storage, became)))
+            }
+        }
+    }
+
+    /// Sends a resident storage's bytes to the host. `compute` is the stream on which its producer
+    /// was enqueued, as it is current now. Returns at once; the bytes stay readable on the device
+    /// until they are released.
+    ///
+    /// # Errors
+    /// `Usage(State)` where it is not resident; `Usage` for handles, lanes as streams, and streams
+    /// under capture; driver errors, after which the storage is resident as before.
+    pub fn evict(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
+        const OP: &str = "evict";
+        self.begin(OP)?;
+        let on = self.open_stream(compute, OP)?;
+        let slot = self.slot(id, OP)?;
+        slot.must_be(Residency::Resident, OP)?;
+        let has_copy = slot.block.is_some();
+        self.policy.forget(id);
+        if self.prefetcher.pass_is_over() {
+            self.next_pass();
+        }
+        let became = if has_copy { self.evict_clean(id, on)? } else { self.evict_copy(id, on)? };
+        self.release_owned(on)?;
+        Ok(became)
+    }
+
+    /// The host copy is current: the device bytes can go as they are.
+    fn evict_clean(&mut self, id: StorageId, on: usize) -> Result<Evict> {
+        let slot = self.slots.get(id.0, "evict")?;
+        let (readers, len) = (slot.readers, slot.len);
+        // The bytes go in the order of `on`, so the other readers must be ordered before that.
+        self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+        self.stats.clean_bytes += len.0;
+        self.leave(id, on)?;
+        Ok(Evict::Clean)
+    }
+
+    fn evict_copy(&mut self, id: StorageId, on: usize) -> Result<Evict> {
+        let slot = self.slots.get(id.0, "evict")?;
+        let (len, name, readers) = (slot.len, slot.name, slot.readers);
+        let Some(range) = slot.range else { return Err(slot.refuse("evict")) };
+        let limits = self.options.lane();
+        if self.out.is_full(limits) {
+            let polled = self.out.poll(&mut self.backend, self.options.step_queries_max);
+            self.seen(polled)?;
+        }
+        if self.out.is_full(limits) {
+            return Ok(self.keep(id, Kept::LaneFull));
+        }
+        let lent = match self.client.lend(len, name) {
+            Ok(lent) => lent,
+            Err(error) if error.is_retryable() => return Ok(self.keep(id, Kept::NoPinnedRoom)),
+            Err(error) => return self.seen(Err(error)),
+        };
+        let after = lent.after.and_then(|event| self.unhold(event));
+        let mut block = lent.block;
+        block.mark_written(len)?;
+        match self.submit_out(range, readers, on, &block, after.as_ref()) {
+            Ok(end) => {
+                let transfer = Transfer { storage: id, seq: end.seq, bytes: len };
+                let slot = self.slots.get_mut(id.0, "evict")?;
+                slot.block = Some(block);
+                slot.out = Some(end);
+                slot.ready = None;
+                self.leave(id, on)?;
+                Ok(Evict::Moving(transfer))
+            }
+            Err(failed) => {
+                let last_use = failed.end.map(|end| end.point).or(after);
+                self.give_back(block, last_use)?;
+                match failed.error.kind() {
+                    Kind::Busy => Ok(self.keep(id, Kept::LaneFull)),
+                    _ => self.seen(Err(failed.error.at(name).bytes(len))),
+                }
+            }
+        }
+    }
+
+    fn keep(&mut self, id: StorageId, why: Kept) -> Evict {
+        if let Ok(slot) = self.slots.get(id.0, "evict") {
+            self.stats.keep(why, slot.len);
+        }
+        Evict::Kept(why)
+    }
+
+    /// E1, E7, then the copy.
+    fn submit_out(
+        &mut self,
+        range: DeviceRange,
+        readers: StreamSet,
+        on: usize,
+        block: &Block,
+        after: Option<&Point>,
+    ) -> std::result::Result<End, CopyFailed> {
+        let ordered = self.order_out(range, readers, on, after);
+        if let Err(error) = ordered {
+            return Err(CopyFailed { error, end: None });
+        }
+        let limits = self.options.lane();
+        self.out.copy_out(&mut self.backend, &mut self.events, limits, range, block)
+    }
+
+    fn order_out(
+        &mut self,
+        range: DeviceRange,
+        readers: StreamSet,
+        on: usize,
+        after: Option<&Point>,
+    ) -> Result<()> {
+        let compute = self.ledgers[on].stream;
+        let backend = &mut self.backend;
+        // What the framework did, for the trace: its producer wrote the bytes on this stream.
+        backend.note(Actor::Stream(compute), &[Use::write(range)])?;
+        let produced = self.events.mark(backend, compute)?;
+        self.out.wait(backend, &produced, Site::ProducerDone)?;
+        for other in Engine::others(readers, on).iter() {
+            let stream = self.ledgers[other].stream;
+            let used = self.events.mark(backend, stream)?;
+            self.out.wait(backend, &used, Site::OtherUsersDone)?;
+        }
+        if let Some(after) = after {
+            self.out.wait(backend, after, Site::BlockReuseWait)?;
+        }
+        Ok(())
+    }
+
+    /// Enters the storage among those that wait for their device bytes to go.
+    fn leave(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let stream = self.ledgers[on].stream;
+        let ordinal = self.prefetcher.left(Homed { storage: id, stream });
+        let slot = self.slots.get_mut(id.0, "evict")?;
+        slot.become_(Residency::Evicting);
+        slot.home = on;
+        slot.ordinal = Some(ordinal);
+        let (len, owner) = (slot.len, slot.owner);
+        self.ledgers[on].enter(id, owner, len);
+        self.stats.evicted_bytes += len.0;
+        self.stats.evicted_count += 1;
+        Ok(())
+    }
+
+    /// Orders the later work of stream `on` behind all that `others` were asked to do until now.
+    pub(super) fn order_behind(&mut self, on: usize, others: StreamSet, site: Site) -> Result<()> {
+        let stream = self.ledgers[on].stream;
+        for other in others.iter() {
+            let used = self.events.mark(&mut self.backend, self.ledgers[other].stream);
+            let used = self.seen(used)?;
+            let waited = used.wait(&mut self.backend, stream, site);
+            self.seen(waited)?;
+        }
+        Ok(())
+    }
+
+    /// Has this copy been seen done? Asks the driver about the lane's oldest copies.
+    ///
+    /// # Errors
+    /// Those of [`Backend::query`].
+    pub fn is_done(&mut self, transfer: Transfer) -> Result<bool> {
+        self.begin("is_done")?;
+        if !self.out.is_known_done(transfer.seq) {
+            let polled = self.out.poll(&mut self.backend, self.options.step_queries_max);
+            self.seen(polled)?;
+        }
+        Ok(self.out.is_known_done(transfer.seq))
+    }
+
+    /// The error of a verb that finds the lane full.
+    pub(super) fn lane_full(&self, id: StorageId, op: &'static str) -> Error {
+        let error = crate::copy::full(op);
+        match self.slots.get(id.0, op) {
+            Ok(slot) => error.at(slot.name).bytes(slot.len),
+            Err(_) => error,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What the host may do with a storage's bytes, and what it must say about them.
+//!
+//! What it is not: a way to wait. Bytes still on their way out are `Busy`.
+//!
+//! Invariant: the host reads a block only after its copy-out was seen done (E3). A write that a
+//! framework notes makes the host copy stale, and is ordered behind a copy-out that still reads the
+//! bytes (E2).
+//!
+//! ```text
+//!   note(write x) -> copy-out of x running? the stream waits -> host copy given back -> Resident
+//! ```
+//!
+//! Part of the engine.
+
+use super::Engine;
+use crate::backend::Backend;
+use crate::error::{Error, Kind, Misuse, Result};
+use crate::storage::Residency;
+use crate::trace::{Actor, Site, Span, Use};
+use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
+
+impl Engine {
+    /// Says that work about to be enqueued on `stream` uses these bytes. A write of a storage's
+    /// bytes makes its host copy stale: it is given back, and an eviction is taken back.
+    ///
+    /// # Errors
+    /// `Usage(State)` for a write of bytes that are being refilled: acquire them first.
+    pub fn note(&mut self, stream: StreamId, uses: &[Use]) -> Result<()> {
+        const OP: &str = "note";
+        self.begin(OP)?;
+        let on = self.stream_index(stream, OP)?;
+        for one in uses {
+            if let Span::Device(range) = one.span
+                && one.access.is_write()
+            {
+                self.written(range, on)?;
+            }
+        }
+        let noted = self.backend.note(Actor::Stream(stream), uses);
+        self.seen(noted)
+    }
+
+    /// Every storage that shares bytes with `range` is about to be written.
+    fn written(&mut self, range: DeviceRange, on: usize) -> Result<()> {
+        let mut end = range.end();
+        while let Some((&start, &(storage_end, id))) = self.ranges.range(..end).next_back() {
+            if storage_end <= range.at().0 {
+                break;
+            }
+            self.written_storage(id, on)?;
+            end = start;
+        }
+        Ok(())
+    }
+
+    fn written_storage(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "note")?;
+        match slot.residency() {
+            Residency::Resident => {}
+            Residency::Evicting => {
+                slot.become_(Residency::Resident);
+                let (home, len) = (slot.home, slot.len);
+                if let Some(ordinal) = slot.ordinal.take() {
+                    self.prefetcher.gone(ordinal);
+                }
+                self.ledgers[home].unreleased_bytes -= len;
+            }
+            _ => return Err(slot.refuse("note")),
+        }
+        let slot = self.slots.get_mut(id.0, "note")?;
+        slot.readers.insert(on);
+        if let Some(out) = slot.out_of_these().cloned() {
+            let stream = self.ledgers[on].stream;
+            let waited = out.point.wait(&mut self.backend, stream, Site::LiveWriteWait);
+            self.seen(waited)?;
+        }
+        self.drop_copy(id)
+    }
+
+    /// The host copy goes back to the pool.
+    fn drop_copy(&mut self, id: StorageId) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "take")?;
+        let last_use = slot.last_use();
+        slot.out = None;
+        match slot.block.take() {
+            Some(block) => self.give_back(block, last_use),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies bytes of a storage's host copy, from `offset` on, into `target`.
+    ///
+    /// # Errors
+    /// `Busy` while the copy-out runs; `Usage(NotThere)` where there is no host copy;
+    /// `Usage(OutOfRange)` past its end.
+    pub fn read_host(&mut self, id: StorageId, offset: Bytes, target: &mut [u8]) -> Result<()> {
+        const OP: &str = "read_host";
+        self.begin(OP)?;
+        let slot = self.slot(id, OP)?;
+        let (name, len) = (slot.name, slot.len);
+        if slot.block.is_none() {
+            return Err(Error::usage(Misuse::NotThere, OP).at(name).bytes(len));
+        }
+        let wanted = Bytes(target.len() as u64);
+        if offset.checked_add(wanted).is_none_or(|end| end > len) {
+            return Err(Error::usage(Misuse::OutOfRange, OP).at(name).bytes(wanted));
+        }
+        if let Some(out) = slot.out.clone() {
+            let done = out.point.done(&mut self.backend, Site::HostReadQuery);
+            if !self.seen(done)? {
+                let error = Error::new(Kind::Busy, OP).at(name).bytes(len);
+                return Err(error.detail("the copy-out is still running"));
+            }
+        }
+        let slot = self.slots.get(id.0, OP)?;
+        let Some(block) = &slot.block else { return Err(slot.refuse(OP)) };
+        let mut at = Bytes::ZERO;
+        while at < wanted {
+            let piece = block.trunk(offset + at, wanted - at)?;
+            let noted = self.backend.note(Actor::Host, &[Use::read(piece)]);
+            if let Err(error) = noted {
+                return self.seen(Err(error));
+            }
+            at += piece.len();
+        }
+        block.read(offset, target)
+    }
+
+    /// Gives a resident storage's host copy up, so that others can have the block. The next
+    /// eviction copies again.
+    ///
+    /// # Errors
+    /// `Usage(State)` where the bytes are not resident: the host copy is the only one.
+    pub fn take(&mut self, id: StorageId, compute: StreamId) -> Result<()> {
+        const OP: &str = "take";
+        self.begin(OP)?;
+        let on = self.stream_index(compute, OP)?;
+        let slot = self.slot(id, OP)?;
+        slot.must_be(Residency::Resident, OP)?;
+        // A copy-out of bytes that a reader took back may still be reading them, and with the block
+        // its end is forgotten: the stream that owns the bytes from now on must be behind it.
+        if let Some(out) = slot.out_of_these().cloned() {
+            let stream = self.ledgers[on].stream;
+            let waited = out.point.wait(&mut self.backend, stream, Site::LiveWriteWait);
+            self.seen(waited)?;
+        }
+        self.drop_copy(id)
+    }
+}

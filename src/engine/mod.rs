@@ -1,0 +1,358 @@
+//! The engine: one owner per device, where policy, prefetch and storage meet.
+//!
+//! What it is not: a thread. It acts inside its verbs and nowhere else; no verb blocks, calls back,
+//! or takes a lock besides the pool's.
+//!
+//! Invariant: the nine laws at the top of the crate. Each wait and each question names its site.
+//!
+//! ```text
+//!   adopt, alloc -> offer, evict -> releasable, flush -> wanted, prefetch -> acquire, refill
+//!                    evict.rs        release.rs           refill.rs           owned.rs
+//!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
+//! ```
+//!
+//! Adapters, the C ABI and users call it.
+
+mod close;
+mod evict;
+mod host;
+mod options;
+mod owned;
+mod refill;
+mod release;
+mod shared;
+mod stats;
+
+pub use evict::Evict;
+pub use options::Options;
+pub use refill::Acquire;
+pub use shared::Shared;
+pub use stats::{KeptCount, Stats};
+
+use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::Traced};
+use crate::copy::Lane;
+use crate::error::{Error, Kind, Misuse, Result};
+use crate::pinned::{Client, PinnedPool};
+use crate::policy::Policy;
+use crate::prefetch::Prefetcher;
+use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
+use crate::stream::{EventPool, Point};
+use crate::unit::{DeviceRange, EventId, Name, StorageId, StreamId, Table};
+use crossbeam_channel::{Receiver, Sender};
+use release::Ledger;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// Moves storages between one device and pinned host memory. See the crate's front page.
+pub struct Engine {
+    backend: Traced<Box<dyn Backend>>,
+    options: Options,
+    events: EventPool,
+    timers: EventPool,
+    client: Client,
+    /// Points that the pool holds blocks by, with how many blocks.
+    busy: HashMap<EventId, (Point, u32)>,
+    out: Lane,
+    ahead: Lane,
+    urgent: Lane,
+    slots: Table<Slot>,
+    /// Device ranges of storages by first address: end, storage.
+    ranges: BTreeMap<u64, (u64, StorageId)>,
+    /// Streams of others, by number, with what was evicted on each.
+    ledgers: Vec<Ledger>,
+    policy: Policy,
+    prefetcher: Prefetcher,
+    tell_dropped: Sender<StorageId>,
+    dropped: Receiver<StorageId>,
+    stalls: VecDeque<(Point, Point)>,
+    stats: Stats,
+    /// The first fatal error; after it nothing touches the driver.
+    lost: Option<Error>,
+    is_closed: bool,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("about", &self.backend.about())
+            .field("options", &self.options)
+            .field("stats", &self.stats)
+            .field("lost", &self.lost)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine on `backend` whose blocks come from `pool`.
+    ///
+    /// # Errors
+    /// `Usage(BadValue)` for options it cannot work with; those of the driver for its streams.
+    pub fn new(backend: Box<dyn Backend>, pool: &PinnedPool, options: Options) -> Result<Engine> {
+        options.check()?;
+        let mut backend = Traced::new(backend, options.ring_records);
+        let client = pool.client(backend.fence(), options.pinned_quota_max)?;
+        let out = Lane::open(&mut backend)?;
+        let ahead = Lane::open(&mut backend)?;
+        let urgent = Lane::open(&mut backend)?;
+        // At most one message per storage, so `storages_max` bounds it.
+        let (tell_dropped, dropped) = crossbeam_channel::unbounded();
+        Ok(Engine {
+            events: EventPool::new(options.events_max, Timing::Off),
+            timers: EventPool::new(STALLS_MAX * 2, Timing::On),
+            busy: HashMap::new(),
+            slots: Table::new(options.storages_max),
+            ranges: BTreeMap::new(),
+            ledgers: Vec::new(),
+            policy: Policy::new(options.policy()),
+            prefetcher: Prefetcher::new(options.prefetch()),
+            stalls: VecDeque::new(),
+            stats: Stats::default(),
+            lost: None,
+            is_closed: false,
+            backend,
+            options,
+            client,
+            out,
+            ahead,
+            urgent,
+            tell_dropped,
+            dropped,
+        })
+    }
+
+    /// The device it works on.
+    pub fn about(&self) -> About {
+        self.backend.about()
+    }
+
+    /// Its bounds.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The device's memory now; `allocated` and `peak` count this engine's own storages.
+    ///
+    /// # Errors
+    /// Those of [`Backend::memory`].
+    pub fn memory(&mut self) -> Result<Memory> {
+        self.begin("memory")?;
+        let memory = self.backend.memory();
+        self.seen(memory)
+    }
+
+    /// What it did so far, and what it holds now.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            guesses: self.prefetcher.guesses(),
+            storages: self.slots.len() as u64,
+            unreleased_bytes: self.ledgers.iter().map(|l| l.unreleased_bytes.0).sum(),
+            prefetched_bytes: self.prefetcher.bytes_ahead().0,
+            out_in_flight_bytes: self.out.bytes_in_flight().0,
+            in_in_flight_bytes: (self.ahead.bytes_in_flight() + self.urgent.bytes_in_flight()).0,
+            seam: self.backend.counters(),
+            ..self.stats
+        }
+    }
+
+    /// Shows every later record of the driver seam to `observer`.
+    pub fn observe(&mut self, observer: Option<Observer>) {
+        self.backend.observe(observer);
+    }
+
+    /// The last records of the driver seam, oldest first.
+    pub fn recent(&self) -> impl Iterator<Item = &crate::trace::Record> {
+        self.backend.ring().iter()
+    }
+
+    /// Names a stream of somebody else by its raw driver handle; the same handle gives the same
+    /// name. Its owner keeps it alive as long as the engine.
+    ///
+    /// # Errors
+    /// `Usage(SameStream)` for one of the engine's own lanes; `Busy` past `streams_max`.
+    pub fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
+        self.begin("adopt_stream")?;
+        if let Some(known) = self.ledgers.iter().find(|ledger| ledger.raw == raw) {
+            return Ok(known.stream);
+        }
+        for lane in [&self.out, &self.ahead, &self.urgent] {
+            if self.backend.raw_stream(lane.stream())? == raw {
+                return Err(Error::usage(Misuse::SameStream, "adopt_stream"));
+            }
+        }
+        if self.ledgers.len() >= self.options.streams_max {
+            let error = Error::new(Kind::Busy, "adopt_stream");
+            return Err(error.detail("streams_max streams are served already"));
+        }
+        let stream = self.backend.adopt_stream(raw);
+        let stream = self.seen(stream)?;
+        self.ledgers.push(Ledger::new(stream, raw));
+        Ok(stream)
+    }
+
+    /// Takes note of device bytes that a framework owns. They are on the device, and stay the
+    /// framework's; see the pull protocol in `docs/design.md`.
+    ///
+    /// # Errors
+    /// `Usage` for an empty range or one that overlaps another storage's device bytes; `Busy` past
+    /// `storages_max`.
+    pub fn adopt(&mut self, range: DeviceRange, name: impl Into<Name>) -> Result<Storage> {
+        self.begin("adopt")?;
+        let name = name.into();
+        self.check_range(range, "adopt").map_err(|error| error.at(name))?;
+        self.insert(Slot::resident(name, Owner::Framework, range, Slot::NO_HOME), "adopt")
+    }
+
+    /// Where a storage's bytes are.
+    ///
+    /// # Errors
+    /// `Usage` for a handle that is stale or of another engine.
+    pub fn residency(&self, id: StorageId) -> Result<Residency> {
+        let slot = self.slots.get(id.0, "residency")?;
+        Ok(if self.lost.is_some() { Residency::Lost } else { slot.residency() })
+    }
+
+    /// The device bytes of a storage that is resident, for the streams that acquired it.
+    ///
+    /// # Errors
+    /// `Usage(NotThere)` in every other state.
+    pub fn range(&self, id: StorageId) -> Result<DeviceRange> {
+        let slot = self.slots.get(id.0, "range")?;
+        match (slot.residency(), slot.range) {
+            (Residency::Resident, Some(range)) if self.lost.is_none() => Ok(range),
+            _ => Err(Error::usage(Misuse::NotThere, "range").at(slot.name).bytes(slot.len)),
+        }
+    }
+
+    /// Says that a training step is over: the next eviction begins a new pass, whose order of
+    /// readers is expected to be this one's.
+    ///
+    /// # Errors
+    /// Those of [`Engine::step`].
+    pub fn mark_step(&mut self) -> Result<()> {
+        self.begin("mark_step")?;
+        self.next_pass();
+        self.step()
+    }
+
+    fn next_pass(&mut self) {
+        let slots = &mut self.slots;
+        self.prefetcher.next_pass(|storage, ordinal| {
+            if let Ok(slot) = slots.get_mut(storage.0, "mark_step") {
+                slot.ordinal = ordinal;
+            }
+        });
+    }
+
+    /// Passes where the engine is open and the device not lost, and hears of dropped handles.
+    fn begin(&mut self, op: &'static str) -> Result<()> {
+        if let Some(error) = &self.lost {
+            return Err(error.clone());
+        }
+        if self.is_closed {
+            return Err(Error::new(Kind::Closed, op));
+        }
+        while let Ok(id) = self.dropped.try_recv() {
+            self.handle_dropped(id)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the first fatal error; passes every result on.
+    fn seen<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result
+            && error.is_lost()
+            && self.lost.is_none()
+        {
+            self.lost = Some(error.clone());
+        }
+        result
+    }
+
+    /// The number of a stream the engine serves.
+    fn stream_index(&self, stream: StreamId, op: &'static str) -> Result<usize> {
+        if let Some(index) = self.ledgers.iter().position(|ledger| ledger.stream == stream) {
+            return Ok(index);
+        }
+        let lanes = [self.out.stream(), self.ahead.stream(), self.urgent.stream()];
+        let misuse = if lanes.contains(&stream) { Misuse::SameStream } else { Misuse::Foreign };
+        Err(Error::usage(misuse, op))
+    }
+
+    /// The number of a stream on which work may be enqueued now.
+    fn open_stream(&mut self, stream: StreamId, op: &'static str) -> Result<usize> {
+        let index = self.stream_index(stream, op)?;
+        let capturing = self.backend.capturing(stream);
+        if self.seen(capturing)? {
+            return Err(Error::usage(Misuse::Capturing, op));
+        }
+        Ok(index)
+    }
+
+    /// A storage whose handle is not dropped.
+    fn slot(&self, id: StorageId, op: &'static str) -> Result<&Slot> {
+        let slot = self.slots.get(id.0, op)?;
+        if slot.is_dropped { Err(Error::usage(Misuse::Stale, op)) } else { Ok(slot) }
+    }
+
+    fn insert(&mut self, slot: Slot, op: &'static str) -> Result<Storage> {
+        let (name, len, range) = (slot.name, slot.len, slot.range);
+        let Some(key) = self.slots.insert(slot) else {
+            let error = Error::new(Kind::Busy, op).at(name);
+            return Err(error.detail("storages_max storages are alive already"));
+        };
+        let id = StorageId(key);
+        if let Some(range) = range {
+            self.enter_range(id, name, range);
+        }
+        Ok(Storage::new(id, len, self.tell_dropped.clone()))
+    }
+
+    fn enter_range(&mut self, id: StorageId, name: Name, range: DeviceRange) {
+        self.ranges.insert(range.at().0, (range.end(), id));
+        self.backend.name(id, name, range);
+    }
+
+    /// Refuses a range that is empty or shares bytes with a storage on the device.
+    fn check_range(&self, range: DeviceRange, op: &'static str) -> Result<()> {
+        if range.is_empty() {
+            return Err(Error::usage(Misuse::Empty, op));
+        }
+        match self.ranges.range(..range.end()).next_back() {
+            Some((_, (end, _))) if *end > range.at().0 => {
+                Err(Error::usage(Misuse::Overlap, op).bytes(range.len()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a block back, busy until the last copy on it is passed.
+    fn give_back(&mut self, block: crate::pinned::Block, last_use: Option<Point>) -> Result<()> {
+        let busy = last_use.filter(|point| !point.is_known_done());
+        if let Some(point) = &busy {
+            let entry = self.busy.entry(point.event()).or_insert_with(|| (point.clone(), 0));
+            entry.1 += 1;
+        }
+        match self.client.give_back(block, busy.map(|point| point.event())) {
+            Ok(()) => Ok(()),
+            Err(refused) => Err(refused.error),
+        }
+    }
+
+    /// Takes back one of the pool's holds on an event.
+    fn unhold(&mut self, event: EventId) -> Option<Point> {
+        let (point, count) = self.busy.get_mut(&event)?;
+        let point = point.clone();
+        *count -= 1;
+        if *count == 0 {
+            self.busy.remove(&event);
+        }
+        Some(point)
+    }
+
+    /// Streams other than `on` that may have used a storage's device bytes.
+    fn others(readers: StreamSet, on: usize) -> StreamSet {
+        readers.without(on)
+    }
+}
+
+/// Stalls whose times are not known yet; more are counted but not timed.
+const STALLS_MAX: usize = 256;

@@ -1,0 +1,157 @@
+//! Every bound of an engine, in one plain struct.
+//!
+//! What it is not: a place for behaviour. The floors below take their part of it.
+//!
+//! Invariant: nothing in the engine grows without a bound that stands here.
+//!
+//! ```text
+//!   Options { unreleased, prefetch, trunk, transfers, events, storages, streams, policy, ... }
+//! ```
+//!
+//! Users fill it in; the engine reads it.
+
+use crate::copy::LaneLimits;
+use crate::error::{Error, Misuse, Result};
+use crate::policy::PolicyLimits;
+use crate::prefetch::PrefetchLimits;
+use crate::storage::StreamSet;
+use crate::unit::Bytes;
+use std::time::Duration;
+
+/// Bounds and choices of an engine. Start from [`Options::default`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// Device bytes that were evicted and are not given back yet: below it nothing waits for a
+    /// copy-out, above it the caller's stream waits for the oldest one, on the device.
+    pub unreleased_bytes_max: Bytes,
+    /// Device bytes fetched ahead that no reader asked for yet.
+    pub prefetch_bytes_max: Bytes,
+    /// Storages fetched ahead that no reader asked for yet; 2 is double buffering, 0 is none.
+    pub prefetch_count_max: usize,
+    /// The last so many storages offered stay on the device.
+    pub keep_last_count: usize,
+    /// Storages offered with fewer bytes stay on the device.
+    pub storage_bytes_min: Bytes,
+    /// A copy is enqueued in pieces of at most so many bytes.
+    pub trunk_bytes_max: Bytes,
+    /// Copies under way in one direction.
+    pub transfers_max: usize,
+    /// Pinned bytes this engine may hold, within the pool's budget.
+    pub pinned_quota_max: Bytes,
+    /// Events of the driver this engine may hold.
+    pub events_max: usize,
+    /// Storages alive at once.
+    pub storages_max: usize,
+    /// Streams of others it serves; at most 64.
+    pub streams_max: usize,
+    /// Evictions of one pass whose order can be learned.
+    pub pass_len_max: usize,
+    /// Copies and blocks asked about in one `step`.
+    pub step_queries_max: usize,
+    /// How often room is made and an allocation tried again before `OutOfMemory` is returned.
+    pub oom_retries_max: u32,
+    /// Records kept for diagnosis.
+    pub ring_records: usize,
+    /// How long a dropped engine waits for copies in flight before it leaks what they need.
+    pub drop_deadline: Duration,
+    /// Measure with timed events how long readers' streams waited for copy-ins.
+    pub time_stalls: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            unreleased_bytes_max: Bytes::mib(512),
+            prefetch_bytes_max: Bytes::mib(512),
+            prefetch_count_max: 2,
+            keep_last_count: 1,
+            storage_bytes_min: Bytes::kib(1),
+            trunk_bytes_max: Bytes::mib(32),
+            transfers_max: 1024,
+            pinned_quota_max: Bytes::MAX,
+            events_max: 8192,
+            storages_max: 1 << 20,
+            streams_max: 16,
+            pass_len_max: 1 << 16,
+            step_queries_max: 64,
+            oom_retries_max: 2,
+            ring_records: 1024,
+            drop_deadline: Duration::from_secs(10),
+            time_stalls: false,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses values that no engine can work with.
+    ///
+    /// # Errors
+    /// `Usage(BadValue)` naming the field.
+    pub fn check(&self) -> Result<()> {
+        let bad = |detail| Err(Error::usage(Misuse::BadValue, "options").detail(detail));
+        if self.trunk_bytes_max.is_zero() {
+            return bad("trunk_bytes_max is zero");
+        }
+        if self.transfers_max == 0 {
+            return bad("transfers_max is zero");
+        }
+        if self.events_max < 8 {
+            return bad("events_max is under 8");
+        }
+        if self.storages_max == 0 || self.storages_max > u32::MAX as usize {
+            return bad("storages_max is zero or over 32 bits");
+        }
+        if self.streams_max == 0 || self.streams_max > StreamSet::STREAMS_MAX {
+            return bad("streams_max is zero or over 64");
+        }
+        if self.pass_len_max < 2 || self.pass_len_max > u32::MAX as usize {
+            return bad("pass_len_max is under 2 or over 32 bits");
+        }
+        if self.step_queries_max == 0 {
+            return bad("step_queries_max is zero");
+        }
+        Ok(())
+    }
+
+    pub(super) fn lane(&self) -> LaneLimits {
+        LaneLimits { trunk_bytes_max: self.trunk_bytes_max, flights_max: self.transfers_max }
+    }
+
+    pub(super) fn policy(&self) -> PolicyLimits {
+        PolicyLimits {
+            keep_last_count: self.keep_last_count,
+            storage_bytes_min: self.storage_bytes_min,
+        }
+    }
+
+    pub(super) fn prefetch(&self) -> PrefetchLimits {
+        PrefetchLimits {
+            bytes_max: self.prefetch_bytes_max,
+            count_max: self.prefetch_count_max,
+            pass_len_max: self.pass_len_max,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_allowed_and_a_bound_of_zero_is_named() {
+        assert!(Options::default().check().is_ok());
+        for (options, field) in [
+            (Options { trunk_bytes_max: Bytes::ZERO, ..Options::default() }, "trunk_bytes_max"),
+            (Options { transfers_max: 0, ..Options::default() }, "transfers_max"),
+            (Options { events_max: 7, ..Options::default() }, "events_max"),
+            (Options { storages_max: 0, ..Options::default() }, "storages_max"),
+            (Options { streams_max: 65, ..Options::default() }, "streams_max"),
+            (Options { pass_len_max: 1, ..Options::default() }, "pass_len_max"),
+            (Options { step_queries_max: 0, ..Options::default() }, "step_queries_max"),
+        ] {
+            let error = options.check().unwrap_err();
+            assert_eq!(error.misuse(), Some(Misuse::BadValue));
+            assert!(error.to_string().contains(field), "{error}");
+        }
+    }
+}

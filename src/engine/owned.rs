@@ -1,0 +1,132 @@
+//! Device bytes that the engine itself takes and frees.
+//!
+//! What it is not: an allocator. The driver's stream-ordered pool is; this asks it, and makes room
+//! where it has none.
+//!
+//! Invariant: making room loses nothing. A storage whose bytes find no room stays where it is.
+//!
+//! ```text
+//!   alloc_device -> OutOfMemory -> pass the copies, free what was evicted -> again
+//!                              \-> cancel what was fetched ahead          -> again -> OutOfMemory
+//! ```
+//!
+//! Part of the engine.
+
+use super::Engine;
+use super::refill::Cause;
+use crate::backend::Backend;
+use crate::error::{Error, Kind, Result};
+use crate::storage::{Inward, Owner, Residency, Slot, Storage};
+use crate::unit::{Bytes, DevicePtr, DeviceRange, Name, StorageId, StreamId};
+
+impl Engine {
+    /// Takes `len` bytes of device memory in the order of `compute`, for a storage whose bytes the
+    /// engine frees and takes again by itself. They are undefined, and resident for `compute`.
+    ///
+    /// # Errors
+    /// `OutOfMemory` after room was made and none was found; `Usage` for zero bytes and streams;
+    /// `Busy` past `storages_max`.
+    pub fn alloc(
+        &mut self,
+        len: Bytes,
+        compute: StreamId,
+        name: impl Into<Name>,
+    ) -> Result<Storage> {
+        const OP: &str = "alloc";
+        self.begin(OP)?;
+        let name = name.into();
+        let on = self.open_stream(compute, OP)?;
+        let at = self.take_room(len, on).map_err(|error| error.at(name).bytes(len))?;
+        let range = DeviceRange::new(at, len)?;
+        let mut slot = Slot::resident(name, Owner::Engine, range, on);
+        slot.readers.insert(on);
+        match self.insert(slot, OP) {
+            Ok(storage) => Ok(storage),
+            Err(error) => {
+                let freed = self.backend.free_device(at, compute);
+                self.seen(freed)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Device bytes in the order of a stream; room is made where there is none.
+    fn take_room(&mut self, len: Bytes, on: usize) -> Result<DevicePtr> {
+        let stream = self.ledgers[on].stream;
+        let mut tries_left = self.options.oom_retries_max;
+        loop {
+            let taken = self.backend.alloc_device(len, stream);
+            match self.seen(taken) {
+                Err(error) if error.kind() == Kind::OutOfMemory && tries_left > 0 => {
+                    tries_left -= 1;
+                    if !self.make_room(on)? {
+                        return Err(error);
+                    }
+                    self.stats.made_room_count += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Gives back bytes that were evicted already, or else those fetched ahead. Says whether any
+    /// went.
+    fn make_room(&mut self, on: usize) -> Result<bool> {
+        let before = self.stats.released_bytes;
+        self.ledgers[on].latest_may_go();
+        self.pass_all(on)?;
+        self.release_owned(on)?;
+        if self.stats.released_bytes > before {
+            return Ok(true);
+        }
+        self.cancel_owned(on)
+    }
+
+    /// Cancels everything fetched ahead for a stream.
+    fn cancel_owned(&mut self, on: usize) -> Result<bool> {
+        let ahead: Vec<StorageId> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.owner == Owner::Engine && slot.home == on)
+            .filter(|(_, slot)| slot.residency() == Residency::Refilling)
+            .map(|(key, _)| StorageId(key))
+            .collect();
+        for id in &ahead {
+            self.undo_refill(*id, on)?;
+        }
+        Ok(!ahead.is_empty())
+    }
+
+    /// Brings an evicted storage of the engine's own back for a reader.
+    pub(super) fn refill_owned(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let slot = self.slots.get(id.0, "acquire")?;
+        let (len, name) = (slot.len, slot.name);
+        let named = |error: Error| error.at(name).bytes(len);
+        let at = self.take_room(len, on).map_err(named)?;
+        let target = DeviceRange::new(at, len)?;
+        self.refill_into(id, target, on, Inward::Urgent, Cause { op: "acquire" })
+    }
+
+    /// Fetches ahead into memory of the engine's own as far as the window goes.
+    pub(super) fn prefetch_owned(&mut self, on: usize) -> Result<()> {
+        let stream = self.ledgers[on].stream;
+        while let Some((id, len)) = self.next_wanted(stream, Owner::Engine) {
+            if self.ahead.is_full(self.options.lane()) {
+                return Ok(());
+            }
+            let taken = self.backend.alloc_device(len, stream);
+            let at = match self.seen(taken) {
+                Ok(at) => at,
+                Err(error) if error.kind() == Kind::OutOfMemory => {
+                    // The reader will ask, and then room is made for it.
+                    self.stats.prefetch_refused_count += 1;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            let target = DeviceRange::new(at, len)?;
+            self.refill_into(id, target, on, Inward::Ahead, Cause { op: "prefetch" })?;
+        }
+        Ok(())
+    }
+}

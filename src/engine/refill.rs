@@ -1,0 +1,369 @@
+//! In: a storage's bytes come home, for a reader or ahead of one.
+//!
+//! What it is not: it never makes the host wait, and never hands out bytes before the reader's
+//! stream has been ordered behind their arrival.
+//!
+//! Invariant: a copy-in is ordered behind the stream on which its target was taken (E5) and behind
+//! the copy-out of the same block (E4); each reader's stream behind the copy-in (E6). A failure
+//! leaves the storage evicted, its block whole.
+//!
+//! ```text
+//!   compute   ..target's old users.. |E5|            wait(E6) |==reader==|
+//!   in lane                          `->wait |==copy==| end --^
+//! ```
+//!
+//! Part of the engine.
+
+use super::Engine;
+use crate::backend::Backend;
+use crate::copy::{CopyFailed, End};
+use crate::error::{Error, Kind, Misuse, Result};
+use crate::storage::{Inward, Owner, Residency, StreamSet, Tier};
+use crate::trace::{Access, Actor, Site, Use};
+use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
+
+/// What a reader gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acquire {
+    /// The bytes; the reader's stream is ordered behind their arrival.
+    Ready(DeviceRange),
+    /// They are not on the device, whose memory is the framework's: take this many bytes and call
+    /// [`Engine::refill`].
+    NeedsRoom(Bytes),
+}
+
+/// Which verb asked for a copy-in.
+#[derive(Clone, Copy)]
+pub(super) struct Cause {
+    pub(super) op: &'static str,
+}
+
+impl Engine {
+    /// A storage's bytes for a reader that will be enqueued on `compute` next. Bytes that are still
+    /// on the device are used as they are, and their eviction is taken back; bytes fetched ahead
+    /// are waited for on the device; those the engine owns are fetched now. Every stream that reads
+    /// must acquire for itself.
+    ///
+    /// # Errors
+    /// `Lost` or `Corrupt` for bytes that are gone; `OutOfMemory` where no room was found, after
+    /// which the storage is evicted as before; `Busy` where the lane is full.
+    pub fn acquire(&mut self, id: StorageId, compute: StreamId) -> Result<Acquire> {
+        const OP: &str = "acquire";
+        self.begin(OP)?;
+        let on = self.open_stream(compute, OP)?;
+        let slot = self.slot(id, OP)?;
+        let (state, owner, len) = (slot.residency(), slot.owner, slot.len);
+        if let Residency::Evicted(Tier::Disk) | Residency::Lost = state {
+            return Err(slot.refuse(OP));
+        }
+        self.policy.forget(id);
+        match state {
+            Residency::Resident => self.prefetcher.turned(),
+            Residency::Evicting => self.take_back(id)?,
+            Residency::Refilling => {
+                self.note_asked(id, true)?;
+                self.prefetcher.claimed(len);
+                self.claim(id, on)?;
+            }
+            Residency::Evicted(Tier::Host) if owner == Owner::Framework => {
+                return Ok(Acquire::NeedsRoom(len));
+            }
+            Residency::Evicted(Tier::Host) => {
+                self.refill_owned(id, on)?;
+                self.note_asked(id, false)?;
+                self.claim(id, on)?;
+            }
+            Residency::Evicted(_) | Residency::Lost => {}
+        }
+        let range = self.join_readers(id, on)?;
+        if owner == Owner::Engine {
+            self.prefetch_owned(on)?;
+        }
+        Ok(Acquire::Ready(range))
+    }
+
+    /// Brings a storage's bytes into memory that its framework took in the order of `compute`, for
+    /// a reader that will be enqueued on `compute` next.
+    ///
+    /// # Errors
+    /// `Usage(State)` where the bytes are not evicted; `Usage` for a target of another length, or
+    /// one that overlaps another storage; `Busy` where the lane is full. The storage is evicted as
+    /// before, and the framework may drop the target in the order of `compute`.
+    pub fn refill(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        compute: StreamId,
+    ) -> Result<DeviceRange> {
+        const OP: &str = "refill";
+        self.begin(OP)?;
+        let on = self.open_stream(compute, OP)?;
+        self.check_target(id, target, OP)?;
+        self.refill_into(id, target, on, Inward::Urgent, Cause { op: OP })?;
+        self.note_asked(id, false)?;
+        self.claim(id, on)?;
+        self.join_readers(id, on)
+    }
+
+    /// The storage of `compute` whose framework should take room next, and how much, so that it can
+    /// be fetched ahead with [`Engine::prefetch`]. Call it until it says `None`; taking no room is
+    /// always allowed.
+    ///
+    /// # Errors
+    /// `Usage` for streams.
+    pub fn wanted(&mut self, compute: StreamId) -> Result<Option<(StorageId, Bytes)>> {
+        self.begin("wanted")?;
+        self.open_stream(compute, "wanted")?;
+        if self.ahead.is_full(self.options.lane()) {
+            return Ok(None);
+        }
+        Ok(self.next_wanted(compute, Owner::Framework))
+    }
+
+    pub(super) fn next_wanted(&self, stream: StreamId, owner: Owner) -> Option<(StorageId, Bytes)> {
+        self.prefetcher.wanted(stream, |id| {
+            let slot = self.slots.get(id.0, "wanted").ok()?;
+            let is_away = slot.residency() == Residency::Evicted(Tier::Host);
+            (is_away && slot.owner == owner && !slot.is_dropped).then_some(slot.len)
+        })
+    }
+
+    /// Fetches a storage ahead of its reader, into memory that its framework took in the order of
+    /// `compute`. The framework keeps the memory until a reader acquired the storage, or
+    /// [`Engine::cancel`] or `release` returned.
+    ///
+    /// # Errors
+    /// As [`Engine::refill`].
+    pub fn prefetch(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        compute: StreamId,
+    ) -> Result<()> {
+        const OP: &str = "prefetch";
+        self.begin(OP)?;
+        let on = self.open_stream(compute, OP)?;
+        self.check_target(id, target, OP)?;
+        self.refill_into(id, target, on, Inward::Ahead, Cause { op: OP })
+    }
+
+    /// Gives a storage that was fetched ahead up again; its host copy is as good as before. The
+    /// framework may drop the memory in the order of `compute` when this returns.
+    ///
+    /// # Errors
+    /// `Usage(State)` where it is not being fetched.
+    pub fn cancel(&mut self, id: StorageId, compute: StreamId) -> Result<()> {
+        const OP: &str = "cancel";
+        self.begin(OP)?;
+        let on = self.open_stream(compute, OP)?;
+        self.slot(id, OP)?.must_be(Residency::Refilling, OP)?;
+        self.undo_refill(id, on)
+    }
+
+    fn check_target(&self, id: StorageId, target: DeviceRange, op: &'static str) -> Result<()> {
+        let slot = self.slot(id, op)?;
+        slot.must_be(Residency::Evicted(Tier::Host), op)?;
+        if slot.owner == Owner::Engine {
+            let error = Error::usage(Misuse::State, op).at(slot.name);
+            return Err(error.detail("the engine owns its device bytes: acquire it"));
+        }
+        if target.len() != slot.len {
+            return Err(Error::usage(Misuse::LengthMismatch, op).at(slot.name).bytes(target.len()));
+        }
+        self.check_range(target, op).map_err(|error| error.at(slot.name))
+    }
+
+    /// E5, E4, then the copy. The storage is Refilling afterwards, or evicted as before.
+    pub(super) fn refill_into(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        on: usize,
+        inward: Inward,
+        cause: Cause,
+    ) -> Result<()> {
+        match self.submit_in(id, target, on, inward) {
+            Ok(end) => {
+                let slot = self.slots.get_mut(id.0, cause.op)?;
+                slot.range = Some(target);
+                slot.ready = Some((inward, end));
+                slot.home = on;
+                slot.readers = StreamSet::default();
+                slot.become_(Residency::Refilling);
+                let (len, name) = (slot.len, slot.name);
+                self.enter_range(id, name, target);
+                self.stats.refilled_bytes += len.0;
+                self.stats.refilled_count += 1;
+                if inward == Inward::Ahead {
+                    self.prefetcher.fetched(len);
+                }
+                Ok(())
+            }
+            Err(failed) => Err(self.refill_failed(id, target, on, inward, failed, cause)),
+        }
+    }
+
+    fn submit_in(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        on: usize,
+        inward: Inward,
+    ) -> std::result::Result<End, CopyFailed> {
+        let refused = |error| CopyFailed { error, end: None };
+        let limits = self.options.lane();
+        let lane = match inward {
+            Inward::Ahead => &mut self.ahead,
+            Inward::Urgent => &mut self.urgent,
+        };
+        let backend = &mut self.backend;
+        if lane.is_full(limits) {
+            lane.poll(backend, self.options.step_queries_max).map_err(refused)?;
+        }
+        if lane.is_full(limits) {
+            return Err(refused(self.lane_full(id, "refill")));
+        }
+        let slot = self.slots.get(id.0, "refill").map_err(refused)?;
+        let Some(block) = &slot.block else { return Err(refused(slot.refuse("refill"))) };
+        let stream = self.ledgers[on].stream;
+        if slot.owner == Owner::Framework {
+            let taken = Use { access: Access::Alloc, span: target.into() };
+            backend.note(Actor::Stream(stream), &[taken]).map_err(refused)?;
+        }
+        let free = self.events.mark(backend, stream).map_err(refused)?;
+        lane.wait(backend, &free, Site::TargetFree).map_err(refused)?;
+        if let Some(out) = &slot.out {
+            lane.wait(backend, &out.point, Site::RefillAfterCopyOut).map_err(refused)?;
+        }
+        lane.copy_in(backend, &mut self.events, limits, target, block)
+    }
+
+    /// The storage stays evicted. What was enqueued may still write the target, so `compute` is
+    /// ordered behind it before the target goes.
+    fn refill_failed(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        on: usize,
+        inward: Inward,
+        failed: CopyFailed,
+        cause: Cause,
+    ) -> Error {
+        let stream = self.ledgers[on].stream;
+        let undone = self.undo_target(id, target, stream, inward, failed.end);
+        let mut error = failed.error;
+        if let Ok(slot) = self.slots.get(id.0, cause.op) {
+            error = error.at(slot.name).bytes(slot.len);
+        }
+        match self.seen(Err::<(), Error>(error)).and(undone) {
+            Err(error) => error,
+            Ok(()) => Error::new(Kind::Busy, cause.op),
+        }
+    }
+
+    fn undo_target(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        stream: StreamId,
+        inward: Inward,
+        end: Option<End>,
+    ) -> Result<()> {
+        if let Some(end) = end {
+            end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn)?;
+            // The block is being read; whoever takes it next must know.
+            self.slots.get_mut(id.0, "refill")?.ready = Some((inward, end));
+        }
+        match self.slots.get(id.0, "refill")?.owner {
+            Owner::Engine => self.backend.free_device(target.at(), stream),
+            Owner::Framework => {
+                let free = Use { access: Access::Free, span: target.into() };
+                self.backend.note(Actor::Stream(stream), &[free])
+            }
+        }
+    }
+
+    /// Refilling back to Evicted: the target goes in the order of `on`, behind the copy-in.
+    pub(super) fn undo_refill(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let slot = self.slots.get(id.0, "cancel")?;
+        let (len, range, ready) = (slot.len, slot.range, slot.ready.clone());
+        let stream = self.ledgers[on].stream;
+        if let (Some(range), Some((inward, end))) = (range, ready) {
+            let undone = self.undo_target(id, range, stream, inward, Some(end));
+            self.seen(undone)?;
+            self.ranges.remove(&range.at().0);
+        }
+        let slot = self.slots.get_mut(id.0, "cancel")?;
+        slot.range = None;
+        slot.become_(Residency::Evicted(Tier::Host));
+        self.prefetcher.wasted(len);
+        Ok(())
+    }
+
+    /// A reader came while the bytes were still there: the eviction is taken back. The copy-out
+    /// goes on, and leaves a current host copy behind.
+    fn take_back(&mut self, id: StorageId) -> Result<()> {
+        self.note_asked(id, true)?;
+        let slot = self.slots.get_mut(id.0, "acquire")?;
+        slot.become_(Residency::Resident);
+        let (home, len) = (slot.home, slot.len);
+        self.ledgers[home].unreleased_bytes -= len;
+        self.stats.forwarded_count += 1;
+        Ok(())
+    }
+
+    fn note_asked(&mut self, id: StorageId, was_ahead: bool) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "acquire")?;
+        if let Some(ordinal) = slot.ordinal.take() {
+            self.prefetcher.asked(ordinal);
+        }
+        self.prefetcher.served(was_ahead);
+        Ok(())
+    }
+
+    /// Refilling to Resident, for the stream that claims it.
+    fn claim(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "acquire")?;
+        let was_urgent = matches!(slot.ready, Some((Inward::Urgent, _)));
+        slot.become_(Residency::Resident);
+        slot.home = on;
+        if was_urgent {
+            self.stats.stalls += 1;
+        }
+        Ok(())
+    }
+
+    /// Orders a stream behind the bytes' arrival, once, and counts it among their users.
+    fn join_readers(&mut self, id: StorageId, on: usize) -> Result<DeviceRange> {
+        let slot = self.slots.get(id.0, "acquire")?;
+        let Some(range) = slot.range else { return Err(slot.refuse("acquire")) };
+        let stream = self.ledgers[on].stream;
+        if !slot.readers.has(on)
+            && let Some((_, end)) = slot.ready.clone()
+        {
+            self.wait_timed(stream, &end)?;
+        }
+        let slot = self.slots.get_mut(id.0, "acquire")?;
+        slot.readers.insert(on);
+        let noted = self.backend.note(Actor::Stream(stream), &[Use::read(range)]);
+        self.seen(noted)?;
+        Ok(range)
+    }
+
+    /// E6; with `time_stalls` the wait is put between two timed events.
+    fn wait_timed(&mut self, stream: StreamId, end: &End) -> Result<()> {
+        let timed = self.options.time_stalls && self.stalls.len() < super::STALLS_MAX;
+        if !timed || end.point.is_known_done() {
+            let waited = end.point.wait(&mut self.backend, stream, Site::ReaderWait);
+            return self.seen(waited);
+        }
+        let before = self.timers.mark(&mut self.backend, stream);
+        let before = self.seen(before)?;
+        let waited = end.point.wait(&mut self.backend, stream, Site::ReaderWait);
+        self.seen(waited)?;
+        let after = self.timers.mark(&mut self.backend, stream);
+        let after = self.seen(after)?;
+        self.stalls.push_back((before, after));
+        Ok(())
+    }
+}

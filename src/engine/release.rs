@@ -1,0 +1,360 @@
+//! Device bytes go: edge E2, and the order in which owners are told.
+//!
+//! What it is not: it frees nothing a framework owns. It says when the framework may.
+//!
+//! Invariant: a storage is named, or its bytes freed, only when the copy-out of them (and any
+//! copy-in into them) is done, or the stream in whose order they go has been told to wait for it.
+//! The storage evicted last on a stream is never named before another one follows, or `flush`: the
+//! operator that made the caller evict it may not be enqueued yet.
+//!
+//! ```text
+//!   evicted, not given back:   a  b  c  d     within the bound: only those known done go
+//!                              ^oldest  ^latest        above: the stream waits for a, a goes
+//! ```
+//!
+//! Part of the engine.
+
+use super::Engine;
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::storage::{Owner, Residency, Slot, Storage};
+use crate::stream::Point;
+use crate::trace::{Access, Actor, Site, Use};
+use crate::unit::{Bytes, StorageId, StreamId};
+use std::collections::VecDeque;
+
+/// What was evicted on one stream and is not given back yet.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    pub(super) stream: StreamId,
+    pub(super) raw: usize,
+    /// Storages whose bytes the engine frees, oldest first. Some may have been taken back.
+    owned: VecDeque<StorageId>,
+    /// Storages whose bytes a framework frees, oldest first. Some may have been taken back.
+    adopted: VecDeque<StorageId>,
+    pub(super) unreleased_bytes: Bytes,
+    latest: Option<StorageId>,
+    /// The stream has passed this copy of the out lane, and so all before it.
+    passed_out: u64,
+    fence: Option<Fence>,
+}
+
+/// One moment on every stream seen, and how many of the oldest storages wait for it.
+#[derive(Debug)]
+struct Fence {
+    points: Vec<Point>,
+    covers: usize,
+}
+
+impl Ledger {
+    pub(super) fn new(stream: StreamId, raw: usize) -> Ledger {
+        Ledger {
+            stream,
+            raw,
+            owned: VecDeque::new(),
+            adopted: VecDeque::new(),
+            unreleased_bytes: Bytes::ZERO,
+            latest: None,
+            passed_out: 0,
+            fence: None,
+        }
+    }
+
+    pub(super) fn enter(&mut self, id: StorageId, owner: Owner, len: Bytes) {
+        self.queue(owner).push_back(id);
+        self.unreleased_bytes += len;
+        self.latest = Some(id);
+    }
+
+    /// Room is short: the storage evicted last may be given back like the others.
+    pub(super) fn latest_may_go(&mut self) {
+        self.latest = None;
+    }
+
+    /// The oldest storage left its queue.
+    fn uncover(&mut self, owner: Owner) {
+        if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
+            fence.covers = fence.covers.saturating_sub(1);
+        }
+    }
+
+    fn queue(&mut self, owner: Owner) -> &mut VecDeque<StorageId> {
+        match owner {
+            Owner::Engine => &mut self.owned,
+            Owner::Framework => &mut self.adopted,
+        }
+    }
+}
+
+impl Engine {
+    /// The next storage evicted on `compute` whose device bytes its framework may drop now, in
+    /// the order of `compute`. Call it until it says `None`. A storage that was dropped by its
+    /// handle is named here too, once nothing touches its bytes.
+    ///
+    /// # Errors
+    /// `Usage` for streams; driver errors, after which nothing has changed.
+    pub fn releasable(&mut self, compute: StreamId) -> Result<Option<StorageId>> {
+        self.begin("releasable")?;
+        let on = self.open_stream(compute, "releasable")?;
+        self.next_release(on, Owner::Framework)
+    }
+
+    /// Makes everything evicted on `compute` releasable: `compute` waits, on the device, for the
+    /// copies. With several streams in use a framework's bytes go only when all of them are known
+    /// past the copy; then those are named by later calls of [`Engine::releasable`].
+    ///
+    /// # Errors
+    /// `Usage` for streams; driver errors.
+    pub fn flush(&mut self, compute: StreamId) -> Result<()> {
+        self.begin("flush")?;
+        let on = self.open_stream(compute, "flush")?;
+        self.ledgers[on].latest_may_go();
+        self.pass_all(on)?;
+        self.release_owned(on)
+    }
+
+    /// The stream passes every copy-out enqueued so far.
+    pub(super) fn pass_all(&mut self, on: usize) -> Result<()> {
+        let Some(end) = self.out.last().cloned() else { return Ok(()) };
+        let ledger = &mut self.ledgers[on];
+        if ledger.passed_out < end.seq {
+            let waited = end.point.wait(&mut self.backend, ledger.stream, Site::ReleaseWait);
+            self.seen(waited)?;
+            self.ledgers[on].passed_out = end.seq;
+        }
+        Ok(())
+    }
+
+    /// Frees the engine's own bytes that may go.
+    pub(super) fn release_owned(&mut self, on: usize) -> Result<()> {
+        while self.next_release(on, Owner::Engine)?.is_some() {}
+        Ok(())
+    }
+
+    fn next_release(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
+        let Some(id) = self.head(on, owner)? else { return Ok(None) };
+        let ledger = &mut self.ledgers[on];
+        ledger.queue(owner).pop_front();
+        ledger.uncover(owner);
+        self.let_go(id, on)?;
+        Ok(Some(id))
+    }
+
+    /// The oldest storage, if its bytes may go.
+    fn head(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
+        while let Some(&id) = self.ledgers[on].queue(owner).front() {
+            let is_leaving = self.slots.get(id.0, "releasable").is_ok_and(|slot| {
+                let is_away = slot.residency() == Residency::Evicting || slot.is_dropped;
+                is_away && slot.range.is_some() && slot.home == on
+            });
+            if is_leaving {
+                return Ok(self.may_go(id, on, owner)?.then_some(id));
+            }
+            // Taken back by a reader, perhaps evicted on another stream since, or gone.
+            let ledger = &mut self.ledgers[on];
+            ledger.queue(owner).pop_front();
+            ledger.uncover(owner);
+        }
+        Ok(None)
+    }
+
+    fn may_go(&mut self, id: StorageId, on: usize, owner: Owner) -> Result<bool> {
+        let is_dropped = self.slots.get(id.0, "releasable")?.is_dropped;
+        if self.ledgers[on].latest == Some(id) && !is_dropped {
+            return Ok(false);
+        }
+        if owner == Owner::Framework && self.ledgers.len() > 1 {
+            return self.fence_passed(on);
+        }
+        let over = self.ledgers[on].unreleased_bytes > self.options.unreleased_bytes_max;
+        self.copies_passed(id, on, over)
+    }
+
+    /// Are the copies that touch the device bytes done, or behind a wait of the stream? With
+    /// `insist` the stream is told to wait for them.
+    fn copies_passed(&mut self, id: StorageId, on: usize, insist: bool) -> Result<bool> {
+        let slot = self.slots.get(id.0, "releasable")?;
+        let out = slot.out_of_these().cloned();
+        // A stream that acquired the storage is behind the copy-in already.
+        let is_reader = slot.readers.has(on);
+        let ready = slot.ready.as_ref().filter(|_| !is_reader).map(|(_, end)| end.point.clone());
+        let stream = self.ledgers[on].stream;
+        if let Some(end) = out {
+            let passed = self.ledgers[on].passed_out >= end.seq || self.out.is_known_done(end.seq);
+            if !passed && insist {
+                let waited = end.point.wait(&mut self.backend, stream, Site::ReleaseWait);
+                self.seen(waited)?;
+                self.ledgers[on].passed_out = end.seq;
+            } else if !passed {
+                let done = end.point.done(&mut self.backend, Site::ReleaseQuery);
+                if !self.seen(done)? {
+                    return Ok(false);
+                }
+            }
+        }
+        if let Some(point) = ready {
+            if insist {
+                let waited = point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn);
+                self.seen(waited)?;
+            } else {
+                let done = point.done(&mut self.backend, Site::ReleaseQuery);
+                return self.seen(done);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Several streams are in use, and the framework's allocator may hand the bytes to any of
+    /// them: first the copies must be known done, then a moment on every stream.
+    fn fence_passed(&mut self, on: usize) -> Result<bool> {
+        if self.ledgers[on].fence.as_ref().is_none_or(|fence| fence.covers == 0) {
+            self.ledgers[on].fence = None;
+            let covers = self.count_copied(on)?;
+            if covers == 0 {
+                return Ok(false);
+            }
+            let mut points = Vec::with_capacity(self.ledgers.len());
+            for index in 0..self.ledgers.len() {
+                let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);
+                points.push(self.seen(point)?);
+            }
+            self.ledgers[on].fence = Some(Fence { points, covers });
+        }
+        let Some(fence) = &self.ledgers[on].fence else { return Ok(false) };
+        for point in &fence.points {
+            match point.done(&mut self.backend, Site::ReleaseFence) {
+                Ok(true) => {}
+                other => return self.seen(other),
+            }
+        }
+        Ok(true)
+    }
+
+    /// How many of the oldest storages have their copies known done.
+    fn count_copied(&mut self, on: usize) -> Result<usize> {
+        for count in 0..self.ledgers[on].adopted.len() {
+            let id = self.ledgers[on].adopted[count];
+            let Ok(slot) = self.slots.get(id.0, "releasable") else { continue };
+            if self.ledgers[on].latest == Some(id) && !slot.is_dropped {
+                return Ok(count);
+            }
+            let points = [
+                slot.out_of_these().map(|end| end.point.clone()),
+                slot.ready.as_ref().map(|(_, end)| end.point.clone()),
+            ];
+            for point in points.into_iter().flatten() {
+                let done = point.done(&mut self.backend, Site::ReleaseQuery);
+                if !self.seen(done)? {
+                    return Ok(count);
+                }
+            }
+        }
+        Ok(self.ledgers[on].adopted.len())
+    }
+
+    /// The device bytes go: freed by the engine, or named to their owner.
+    pub(super) fn let_go(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "release")?;
+        let Some(range) = slot.range else { return Ok(()) };
+        let (owner, len, home, is_dropped) = (slot.owner, slot.len, slot.home, slot.is_dropped);
+        let was_evicting = slot.residency() == Residency::Evicting;
+        let stream = self.ledgers[on].stream;
+        let gone = match owner {
+            Owner::Engine => self.backend.free_device(range.at(), stream),
+            Owner::Framework => {
+                let free = Use { access: Access::Free, span: range.into() };
+                self.backend.note(Actor::Stream(stream), &[free])
+            }
+        };
+        self.seen(gone)?;
+        self.ranges.remove(&range.at().0);
+        if was_evicting {
+            self.ledgers[home].unreleased_bytes -= len;
+            self.stats.released_bytes += len.0;
+        }
+        if is_dropped {
+            return self.forget(id);
+        }
+        let slot = self.slots.get_mut(id.0, "release")?;
+        slot.range = None;
+        slot.readers = Default::default();
+        slot.become_(Residency::Evicted(crate::storage::Tier::Host));
+        Ok(())
+    }
+
+    /// Ends a storage. A framework may drop its bytes in the order of `compute` when this returns;
+    /// the engine frees its own. Nothing waits on the host.
+    ///
+    /// # Errors
+    /// `Usage` for handles and streams; driver errors, after which the bytes are leaked, not freed
+    /// under a copy.
+    pub fn release(&mut self, storage: Storage, compute: StreamId) -> Result<()> {
+        const OP: &str = "release";
+        self.begin(OP)?;
+        let on = self.open_stream(compute, OP)?;
+        self.slot(storage.id(), OP)?;
+        let id = storage.disarm();
+        self.end(id, on)
+    }
+
+    /// A handle was dropped, on whatever thread. Its stream is the one it was last seen on.
+    pub(super) fn handle_dropped(&mut self, id: StorageId) -> Result<()> {
+        let Ok(slot) = self.slots.get_mut(id.0, "drop") else { return Ok(()) };
+        slot.is_dropped = true;
+        let (owner, home, on_device) = (slot.owner, slot.home, slot.range.is_some());
+        if owner == Owner::Framework && on_device && home != Slot::NO_HOME {
+            // Its bytes are somebody else's: they are named by `releasable` when nothing uses them.
+            self.unlist(id)?;
+            self.ledgers[home].adopted.push_back(id);
+            return Ok(());
+        }
+        self.end(id, home)
+    }
+
+    /// Ends a storage in the order of stream `on`.
+    fn end(&mut self, id: StorageId, on: usize) -> Result<()> {
+        self.unlist(id)?;
+        let slot = self.slots.get_mut(id.0, "release")?;
+        slot.is_dropped = true;
+        let (owner, readers, on_device) = (slot.owner, slot.readers, slot.range.is_some());
+        if !on_device {
+            return self.forget(id);
+        }
+        if on == Slot::NO_HOME {
+            // No verb named a stream: the framework's bytes were never touched.
+            let range = self.slots.get(id.0, "release")?.range.unwrap_or_default();
+            self.ranges.remove(&range.at().0);
+            return self.forget(id);
+        }
+        let is_evicting = slot.residency() == Residency::Evicting;
+        self.copies_passed(id, on, true)?;
+        if owner == Owner::Engine && !is_evicting {
+            // An eviction's copy-out is ordered behind them already.
+            self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+        }
+        self.let_go(id, on)
+    }
+
+    /// The storage is no candidate of policy and prefetch any more.
+    fn unlist(&mut self, id: StorageId) -> Result<()> {
+        self.policy.forget(id);
+        let slot = self.slots.get_mut(id.0, "release")?;
+        if slot.residency() == Residency::Refilling {
+            self.prefetcher.wasted(slot.len);
+        }
+        if let Some(ordinal) = slot.ordinal.take() {
+            self.prefetcher.gone(ordinal);
+        }
+        Ok(())
+    }
+
+    /// The storage is no more; its block goes back, busy while a copy uses it.
+    fn forget(&mut self, id: StorageId) -> Result<()> {
+        let slot = self.slots.remove(id.0, "release")?;
+        let last_use = slot.last_use();
+        match slot.block {
+            Some(block) => self.give_back(block, last_use),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What an engine did, in numbers.
+//!
+//! What it is not: timings of single copies, or a log.
+//!
+//! Invariant: plain data, taken at one moment; counts only grow, sizes are those of the moment.
+//!
+//! ```text
+//!   Stats { moved, released, kept[why], guesses, stalls, pinned, seam: Counters }
+//! ```
+//!
+//! Everyone may read it.
+
+use crate::policy::Kept;
+use crate::prefetch::Guesses;
+use crate::trace::Counters;
+use crate::unit::Bytes;
+use std::time::Duration;
+
+/// Storages that stayed on the device for one reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeptCount {
+    /// How many.
+    pub count: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// What the engine did since its start, and what it holds now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes of storages whose eviction was begun.
+    pub evicted_bytes: u64,
+    /// Storages whose eviction was begun.
+    pub evicted_count: u64,
+    /// Bytes of evictions that needed no copy, since the host copy was current.
+    pub clean_bytes: u64,
+    /// Device bytes given back (or named to their owner) after an eviction.
+    pub released_bytes: u64,
+    /// Bytes copied back for readers and ahead of them.
+    pub refilled_bytes: u64,
+    /// Storages copied back.
+    pub refilled_count: u64,
+    /// Evictions taken back since a reader came while the bytes were still on the device.
+    pub forwarded_count: u64,
+    /// Storages that stayed, by reason; in the order of [`Kept::ALL`].
+    pub kept: [KeptCount; Kept::ALL.len()],
+    /// Readers served ahead and on demand, wrong guesses, bytes fetched for nothing.
+    pub guesses: Guesses,
+    /// Readers whose stream was made to wait for a copy-in that was begun only when they came.
+    pub stalls: u64,
+    /// Device time that readers' streams waited for copy-ins; only with `Options::time_stalls`.
+    pub stall_time: Duration,
+    /// Prefetches not begun since the device had no room.
+    pub prefetch_refused_count: u64,
+    /// Times room was made on the device for a reader.
+    pub made_room_count: u64,
+    /// Bytes leaked on purpose, because the device was lost or a deadline passed.
+    pub leaked_on_purpose_bytes: u64,
+    /// Now: storages alive.
+    pub storages: u64,
+    /// Now: device bytes evicted and not given back yet.
+    pub unreleased_bytes: u64,
+    /// Now: device bytes fetched ahead that no reader asked for.
+    pub prefetched_bytes: u64,
+    /// Now: bytes on their way out.
+    pub out_in_flight_bytes: u64,
+    /// Now: bytes on their way in.
+    pub in_in_flight_bytes: u64,
+    /// What passed the driver seam.
+    pub seam: Counters,
+}
+
+impl Stats {
+    /// What stayed for this reason.
+    pub fn kept_for(&self, why: Kept) -> KeptCount {
+        self.kept[why as usize]
+    }
+
+    pub(super) fn keep(&mut self, why: Kept, len: Bytes) {
+        let kept = &mut self.kept[why as usize];
+        kept.count += 1;
+        kept.bytes += len.0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_a_place_of_its_own() {
+        let mut stats = Stats::default();
+        for (n, why) in Kept::ALL.into_iter().enumerate() {
+            assert_eq!(why as usize, n);
+            stats.keep(why, Bytes(n as u64));
+            assert_eq!(stats.kept_for(why), KeptCount { count: 1, bytes: n as u64 });
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! A client of the pool: blocks out, blocks in, and the events that guard them on their way.
+//!
+//! What it is not: it records no event and waits for none. It carries events, and says which one
+//! the borrower's lane must wait for.
+//!
+//! Invariant: every event handed in by `give_back` comes home exactly once, by one of two doors: as
+//! `after` of a block lent to the same client again, or through `settle`. Until then its owner does
+//! not touch it. (Only the drop of the client keeps events back; its owner is going, too.)
+//!
+//! ```text
+//!   owner          | pool                                      | another client
+//!   give_back(b,e) | busy: b guarded by e                      |
+//!   lend  <- after=e  b, same size: wait for e on the device   |
+//!   settle: e? yes | b idle         -> on_done(e)              | lend <- b
+//!                  | fence.done(e): b ------------------------>| lend <- b (no event: e is done)
+//!   settle: e? yes |  e waits here  -> on_done(e)              |
+//! ```
+//!
+//! Fences are asked without the pool's lock. The answer counts only if the block still has the
+//! ticket of that giving-back; so an event that went home in between, and means other work by now,
+//! cannot speak for the block. (Asked about an event that is gone, a fence says so with an error.)
+//!
+//! Engines use it, each its own.
+#![deny(unsafe_code)]
+
+use super::block::Block;
+use super::class;
+use super::ledger::{Doubt, Ledger, Loan};
+use super::space::Use;
+use super::{Inner, grow};
+use crate::error::{Error, Kind, Misuse, Result};
+use crate::unit::{Bytes, EventId, Name};
+use std::fmt;
+use std::sync::Arc;
+
+/// A borrower: one engine's door to the pool.
+#[derive(Debug)]
+pub struct Client {
+    inner: Arc<Inner>,
+    slot: u32,
+    tag: u32,
+    /// Events taken out of the pool and not handed on yet.
+    home: Vec<EventId>,
+    doubts: Vec<Doubt>,
+}
+
+/// A block lent.
+#[derive(Debug)]
+pub struct Lent {
+    /// The block.
+    pub block: Block,
+    /// Before anything is written to the block or read from it, the borrower's lane waits for this
+    /// event on the device. The event is the borrower's again.
+    pub after: Option<EventId>,
+    /// Events that came home and were not asked for yet. Where a trace is to show why the block may
+    /// be written, `settle` them first: one of them may have guarded it.
+    pub returned: usize,
+}
+
+/// A block not taken back; nothing changed. Made into an [`Error`], it drops the block.
+pub struct Refused {
+    /// The block.
+    pub block: Block,
+    /// Its event, which stays its owner's.
+    pub busy: Option<EventId>,
+    /// Why.
+    pub error: Error,
+}
+
+impl Client {
+    pub(super) fn new(inner: Arc<Inner>, slot: u32, tag: u32) -> Client {
+        Client { inner, slot, tag, home: Vec::new(), doubts: Vec::new() }
+    }
+
+    /// Lends a block of at least `len` bytes: an idle one of that size; one of this client's own
+    /// whose last copy may still run (then with `after`); a part of a free range; one that another
+    /// client gave back and whose event its fence calls done; a part of a new arena.
+    ///
+    /// # Errors
+    /// `OverBudget` over the pool's budget, the client's quota or the most blocks, and where growth
+    /// is closed: settle, or keep the tensor where it is. `OutOfMemory` and the pinner's errors
+    /// where an arena cannot be made. `Usage(Empty)`, `Usage(TooLarge)` for lengths that are none.
+    pub fn lend(&mut self, len: Bytes, name: Name) -> Result<Lent> {
+        let Some(room) = class::room(len.get()) else {
+            let misuse = if len.is_zero() { Misuse::Empty } else { Misuse::TooLarge };
+            return Err(Error::usage(misuse, "lend").at(name).bytes(len));
+        };
+        let found = self.inner.lock().lend(self.slot, room, len.get(), name);
+        let loan = match found {
+            Some(loan) => loan,
+            None => self.lend_slowly(room, len, name)?,
+        };
+        let (after, returned) = (loan.after, loan.returned);
+        Ok(Lent { block: Block::new(&self.inner, self.tag, len.get(), loan), after, returned })
+    }
+
+    /// Takes a block back. `busy` is the event of the last copy on it, recorded already; `None`
+    /// says that no copy on it is in flight.
+    ///
+    /// # Errors
+    /// `Usage(Foreign)` for another client's block, which comes back in the refusal.
+    pub fn give_back(
+        &mut self,
+        mut block: Block,
+        busy: Option<EventId>,
+    ) -> std::result::Result<(), Refused> {
+        if block.owner != self.tag {
+            let error = Error::usage(Misuse::Foreign, "give back").bytes(block.len());
+            return Err(Refused { block, busy, error });
+        }
+        let scrub = busy.is_none() && self.inner.options.scrub;
+        if scrub && let Err(error) = self.inner.scrub(block.id) {
+            return Err(Refused { block, busy, error });
+        }
+        self.inner.lock().give_back(block.id, busy);
+        block.returned = true;
+        Ok(())
+    }
+
+    /// Brings events home. `poll` is asked about the oldest busy blocks' events and about those
+    /// that came home by another client's lend, at most `settle_calls_max` in all; each event that
+    /// it calls done goes to `on_done` and is the owner's again, and its block is idle. Returns
+    /// how many went home.
+    ///
+    /// # Errors
+    /// The first that `poll` gives. Its event, and all not asked about, stay in the pool.
+    pub fn settle(
+        &mut self,
+        poll: &mut impl FnMut(EventId) -> Result<bool>,
+        on_done: &mut impl FnMut(EventId),
+    ) -> Result<usize> {
+        let max = self.inner.options.settle_calls_max;
+        self.doubts.clear();
+        let mut ledger = self.inner.lock();
+        self.home.append(&mut ledger.accounts[self.slot as usize].returned);
+        let asked = self.home.len().min(max);
+        ledger.oldest(self.slot, max - asked, &mut self.doubts);
+        drop(ledger);
+        let mut settled = 0;
+        for _ in 0..asked {
+            let at = self.home.len() - 1;
+            if poll(self.home[at])? {
+                on_done(self.home.swap_remove(at));
+                settled += 1;
+            } else {
+                // Its fence called it done, its owner does not yet: ask again another time.
+                self.home.rotate_right(1);
+            }
+        }
+        for at in 0..self.doubts.len() {
+            let doubt = self.doubts[at];
+            if !poll(doubt.event)? {
+                self.inner.lock().postpone(&doubt);
+                continue;
+            }
+            if let Some(event) = self.claim(&doubt)? {
+                on_done(event);
+                settled += 1;
+            }
+        }
+        Ok(settled)
+    }
+
+    /// The owner has seen to it that no copy on any of its dropped blocks is in flight (it synced
+    /// the device): they can be lent again. Returns their bytes.
+    ///
+    /// # Errors
+    /// `Usage(Forked)` in a child process that scrubs; the blocks stay quarantined.
+    pub fn reclaim_quarantined(&mut self) -> Result<Bytes> {
+        let quarantined = self.inner.lock().quarantined(self.slot);
+        let mut bytes = 0;
+        for id in quarantined {
+            if self.inner.options.scrub {
+                self.inner.scrub(id)?;
+            }
+            bytes += self.inner.lock().reclaim(id);
+        }
+        Ok(Bytes(bytes))
+    }
+
+    /// Bytes nobody else can have because of this client: lent, busy and quarantined.
+    pub fn held(&self) -> Bytes {
+        Bytes(self.inner.lock().accounts[self.slot as usize].held)
+    }
+
+    /// Events of this client that are in the pool.
+    pub fn events(&self) -> usize {
+        let ledger = self.inner.lock();
+        let account = &ledger.accounts[self.slot as usize];
+        account.busy_blocks + account.returned.len() + self.home.len()
+    }
+
+    /// Makes the block idle and returns its event, unless another client has it by now; then the
+    /// event is on its way home.
+    fn claim(&self, doubt: &Doubt) -> Result<Option<EventId>> {
+        let claimed = {
+            let mut ledger = self.inner.lock();
+            let claimed = ledger.claim(doubt.id, doubt.ticket);
+            if claimed.is_some() && !self.inner.options.scrub {
+                ledger.shelve(doubt.id);
+            }
+            claimed
+        };
+        let Some((_, event)) = claimed else { return Ok(None) };
+        if self.inner.options.scrub {
+            self.inner.scrub_claimed(doubt.id);
+        }
+        Ok(Some(event))
+    }
+
+    #[cold]
+    fn lend_slowly(&self, room: u64, len: Bytes, name: Name) -> Result<Loan> {
+        let lend = |ledger: &mut Ledger| ledger.lend(self.slot, room, len.get(), name);
+        let doubts = {
+            let mut ledger = self.inner.lock();
+            if let Some(error) = self.refusal(&mut ledger, room) {
+                return Err(error.at(name).bytes(len));
+            }
+            ledger.flush();
+            if let Some(loan) = lend(&mut ledger) {
+                return Ok(loan);
+            }
+            ledger.doubts(room, self.slot, self.inner.options.fence_calls_max)
+        };
+        let calls = doubts.len() as u64;
+        for (doubt, fence) in doubts {
+            match fence.done(doubt.event) {
+                Ok(true) => self.inner.settle_for(&doubt),
+                // A fence that fails knows nothing: the block stays busy.
+                Ok(false) | Err(_) => self.inner.lock().postpone(&doubt),
+            }
+        }
+        {
+            let mut ledger = self.inner.lock();
+            ledger.counts.fence_calls += calls;
+            if let Some(loan) = lend(&mut ledger) {
+                return Ok(loan);
+            }
+            ledger.flush();
+            if let Some(loan) = lend(&mut ledger) {
+                return Ok(loan);
+            }
+        }
+        let grown = grow::lend(&self.inner, room, lend);
+        if grown.is_err() {
+            self.inner.lock().counts.lends_refused += 1;
+        }
+        grown.map_err(|error| error.at(name).bytes(len))
+    }
+
+    /// Why no room in the world would help.
+    fn refusal(&self, ledger: &mut Ledger, room: u64) -> Option<Error> {
+        let account = &ledger.accounts[self.slot as usize];
+        let detail = if room > account.quota.saturating_sub(account.held) {
+            format!(
+                "the client holds {} of its quota of {}, {} of that in {} busy blocks",
+                Bytes(account.held),
+                Bytes(account.quota),
+                Bytes(ledger.space.bytes(Use::Busy)),
+                account.busy_blocks
+            )
+        } else if ledger.blocks >= ledger.block_max {
+            format!("{} blocks are out, and that is the most", ledger.blocks)
+        } else {
+            return None;
+        };
+        ledger.counts.lends_refused += 1;
+        Some(Error::new(Kind::OverBudget, "lend").detail(detail))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // The events go with their owner, so this is the last time that anybody may ask.
+        let mut doubts = Vec::new();
+        let fence = {
+            let ledger = self.inner.lock();
+            ledger.oldest(self.slot, usize::MAX, &mut doubts);
+            Arc::clone(&ledger.accounts[self.slot as usize].fence)
+        };
+        for doubt in doubts {
+            if let Ok(true) = fence.done(doubt.event) {
+                self.inner.settle_for(&doubt);
+            }
+        }
+        self.inner.lock().close(self.slot);
+    }
+}
+
+impl fmt::Debug for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).field("busy", &self.busy).finish()
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Error {
+        refused.error
+    }
+}

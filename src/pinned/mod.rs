@@ -1,0 +1,330 @@
+//! Pinned host memory under one budget: arenas, size classes, and blocks lent to engines.
+//!
+//! What it is not: it copies nothing and records no event. It does not decide what is worth its
+//! bytes; it lends, or says at once why not.
+//!
+//! Invariant: no byte is with two borrowers; no byte is lent to another client while a copy may be
+//! touching it; what is page-locked never exceeds the budget; every byte is lent, free, busy or
+//! quarantined.
+//!
+//! ```text
+//!   engine A            engine B                      one pool per process
+//!   Client (quota)      Client (quota)
+//!      lend | ^ give_back   |                          lend.rs    doors, events
+//!           v | (event)     v                          block.rs   one lent range
+//!     +----------- one lock: Ledger -----------+       ledger.rs  who has what, guarded by which
+//!     |  idle by size | busy by size and age   |
+//!     |  Space: |lent|free |busy|  |lent|free| |       space.rs   split, merge, find
+//!     +------------------------------------------+     class.rs   sizes
+//!        arena 0          arena 1    (grow, trim)      grow.rs, budget.rs
+//!        page-locked in pieces through a Pinner        arena.rs   (unsafe is here only)
+//! ```
+//!
+//! The engine uses it, and whoever sets engines up.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
+mod arena;
+mod block;
+mod budget;
+mod class;
+mod grow;
+mod ledger;
+mod lend;
+mod space;
+mod stats;
+
+pub use block::Block;
+pub use budget::Budget;
+pub use lend::{Client, Lent, Refused};
+pub use stats::{Counts, LentRow, Report, Stats};
+
+use crate::backend::{Fence, Pinner};
+use crate::error::{Error, Kind, Misuse, Result};
+use crate::unit::Bytes;
+use arena::Arena;
+use budget::Machine;
+use ledger::{Doubt, Ledger};
+use space::Use;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of all pools of this process that stay page-locked for good: nobody could say that no copy
+/// uses them, or the driver refused to let them go.
+pub fn leaked_on_purpose() -> Bytes {
+    arena::leaked()
+}
+
+/// Whether `lend` may page-lock more memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Growth {
+    /// It may: while a job warms up.
+    #[default]
+    Allowed,
+    /// It may not: what does not fit is refused at once. `reserve` still grows.
+    Closed,
+}
+
+/// Every bound of a pool.
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    /// The most that is page-locked.
+    pub budget: Budget,
+    /// [`Budget::Auto`] leaves this to others, or a quarter of what there is if that is less.
+    pub margin_bytes: Bytes,
+    /// How many processes share the machine under [`Budget::Auto`]; `None` reads
+    /// `LOCAL_WORLD_SIZE`, and means 1 where it is not set.
+    pub local_world_size: Option<u32>,
+    /// Size of the first arena; each further one is twice as large.
+    pub arena_bytes: Bytes,
+    /// Where the doubling ends. Larger blocks and reserves still get an arena of their size.
+    pub arena_bytes_max: Bytes,
+    /// The most arenas.
+    pub arena_max: usize,
+    /// The most bytes of one registration; the pinner may allow less.
+    pub piece_bytes_max: Bytes,
+    /// The most threads that touch a new arena's pages.
+    pub touch_threads_max: usize,
+    /// The most clients at a time.
+    pub client_max: usize,
+    /// The most blocks that are lent, busy or quarantined at a time.
+    pub block_max: usize,
+    /// The most fence questions of one `lend`.
+    pub fence_calls_max: usize,
+    /// The most questions of one `settle`.
+    pub settle_calls_max: usize,
+    /// Set a block's bytes to zero before anybody else can have them.
+    pub scrub: bool,
+    /// Whether `lend` may grow the pool at first.
+    pub growth: Growth,
+    /// Under it `proc` and `sys` tell the limits; tests say another one.
+    pub machine_root: PathBuf,
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        PoolOptions {
+            budget: Budget::Auto,
+            margin_bytes: Bytes::gib(1),
+            local_world_size: None,
+            arena_bytes: Bytes::mib(64),
+            arena_bytes_max: Bytes::gib(1),
+            arena_max: 4096,
+            piece_bytes_max: Bytes::gib(1),
+            touch_threads_max: 16,
+            client_max: 64,
+            block_max: 1 << 20,
+            fence_calls_max: 16,
+            settle_calls_max: 64,
+            scrub: false,
+            growth: Growth::Allowed,
+            machine_root: PathBuf::from("/"),
+        }
+    }
+}
+
+impl PoolOptions {
+    /// # Errors
+    /// `Usage(BadValue)` naming the first option that is out of its bounds.
+    fn check(&self) -> Result<()> {
+        let wrong = [
+            (self.local_world_size == Some(0), "local_world_size is zero"),
+            (self.arena_bytes.is_zero(), "arena_bytes is zero"),
+            (self.arena_bytes_max < self.arena_bytes, "arena_bytes_max is below arena_bytes"),
+            (self.arena_bytes_max > Bytes::gib(1 << 20), "arena_bytes_max is over 1 PiB"),
+            (self.arena_max == 0, "arena_max is zero"),
+            (self.piece_bytes_max < Bytes::kib(4), "piece_bytes_max is below 4 KiB"),
+            (self.client_max == 0, "client_max is zero"),
+            (self.block_max == 0, "block_max is zero"),
+            (self.block_max > 1 << 30, "block_max is over 2^30"),
+            (self.settle_calls_max == 0, "settle_calls_max is zero"),
+        ];
+        match wrong.iter().find(|(is_wrong, _)| *is_wrong) {
+            Some((_, why)) => Err(Error::usage(Misuse::BadValue, "open pool").detail(*why)),
+            None => Ok(()),
+        }
+    }
+
+    fn ranks(&self) -> Result<u32> {
+        if let Some(ranks) = self.local_world_size {
+            return Ok(ranks);
+        }
+        match std::env::var("LOCAL_WORLD_SIZE") {
+            Err(_) => Ok(1),
+            Ok(text) => match text.trim().parse() {
+                Ok(ranks) if ranks > 0 => Ok(ranks),
+                _ => Err(Error::usage(Misuse::BadValue, "open pool")
+                    .detail(format!("LOCAL_WORLD_SIZE is {text:?}"))),
+            },
+        }
+    }
+}
+
+/// Page-locked host memory, shared by the engines of a process. A clone is the same pool; the
+/// memory stays until the last clone, client and block is gone.
+#[derive(Clone, Debug)]
+pub struct PinnedPool {
+    inner: Arc<Inner>,
+}
+
+/// What clones, clients and blocks share.
+#[derive(Debug)]
+pub(in crate::pinned) struct Inner {
+    ledger: Mutex<Ledger>,
+    /// Held by the one thread that pins.
+    growing: Mutex<()>,
+    pinner: Arc<dyn Pinner>,
+    machine: Machine,
+    budget: Bytes,
+    /// Bytes of arenas that are gone from the books and yet stay page-locked.
+    leaked: Arc<AtomicU64>,
+    options: PoolOptions,
+}
+
+impl PinnedPool {
+    /// Opens a pool; nothing is page-locked yet.
+    ///
+    /// # Errors
+    /// `Usage(BadValue)` for options out of their bounds, a budget of zero among them;
+    /// `OutOfMemory` where the machine has nothing to spare.
+    pub fn new(pinner: Arc<dyn Pinner>, options: PoolOptions) -> Result<PinnedPool> {
+        options.check()?;
+        let machine = Machine::new(&options.machine_root);
+        let budget = machine.budget(options.budget, options.margin_bytes, options.ranks()?)?;
+        let closed = options.growth == Growth::Closed;
+        let ledger = Ledger::new(options.block_max, options.arena_bytes.get(), closed);
+        let (ledger, growing) = (Mutex::new(ledger), Mutex::new(()));
+        let leaked = Arc::default();
+        let inner = Inner { ledger, growing, pinner, machine, budget, leaked, options };
+        Ok(PinnedPool { inner: Arc::new(inner) })
+    }
+
+    /// Opens a door for one engine, whose events `fence` answers for. The client never holds more
+    /// than `quota` bytes, lent, busy and quarantined together.
+    ///
+    /// # Errors
+    /// `Usage(BadValue)` for a quota of zero, `Busy` with `client_max` clients.
+    pub fn client(&self, fence: Arc<dyn Fence>, quota: Bytes) -> Result<Client> {
+        if quota.is_zero() {
+            return Err(Error::usage(Misuse::BadValue, "open client").detail("a quota of zero"));
+        }
+        let mut ledger = self.inner.lock();
+        if ledger.accounts.len() >= self.inner.options.client_max {
+            let detail = format!("the pool has {} clients", ledger.accounts.len());
+            return Err(Error::new(Kind::Busy, "open client").detail(detail));
+        }
+        let (slot, tag) = ledger.open(fence, quota.get());
+        drop(ledger);
+        Ok(Client::new(Arc::clone(&self.inner), slot, tag))
+    }
+
+    /// The most that this pool page-locks.
+    pub fn budget(&self) -> Bytes {
+        self.inner.budget
+    }
+
+    /// Allows or closes growth inside `lend`.
+    pub fn set_growth(&self, growth: Growth) {
+        self.inner.lock().closed = growth == Growth::Closed;
+    }
+
+    /// Page-locks what is missing for `len` bytes to be free, in one arena, now. Works with growth
+    /// closed, too. Returns how many bytes were page-locked for it.
+    ///
+    /// # Errors
+    /// `OverBudget`, `OutOfMemory`, or the pinner's error; nothing changed then.
+    pub fn reserve(&self, len: Bytes) -> Result<Bytes> {
+        grow::reserve(&self.inner, len)
+    }
+
+    /// Gives arenas of which no byte is in use back to the system. Returns their bytes.
+    pub fn trim(&self) -> Bytes {
+        grow::trim(&self.inner)
+    }
+
+    /// The figures of this moment. O(1).
+    pub fn stats(&self) -> Stats {
+        self.inner.stats(&self.inner.lock())
+    }
+
+    /// The figures, the largest free range, and the `rows_max` largest lent blocks. Walks all blocks
+    /// under the pool's lock.
+    pub fn report(&self, rows_max: usize) -> Report {
+        let ledger = self.inner.lock();
+        let (largest, mut rows) = ledger.survey();
+        rows.sort_by(|a, b| b.lent.cmp(&a.lent).then_with(|| a.name.as_str().cmp(b.name.as_str())));
+        rows.truncate(rows_max);
+        let stats = self.inner.stats(&ledger);
+        Report { stats, largest_free: Bytes(largest), rows }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        // No code of others runs under this lock, so a panic under it is a broken invariant, told
+        // already; the blocks of others are still to be taken back.
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stats(&self, ledger: &Ledger) -> Stats {
+        let bytes = |used| Bytes(ledger.space.bytes(used));
+        Stats {
+            budget: self.budget,
+            pinned: Bytes(ledger.space.total()),
+            lent: bytes(Use::Lent),
+            free: bytes(Use::Free) + bytes(Use::Idle),
+            busy: bytes(Use::Busy),
+            quarantined: bytes(Use::Quarantined),
+            requested: Bytes(ledger.requested),
+            arenas: ledger.seats.len(),
+            blocks: ledger.blocks,
+            leaked_on_purpose: Bytes(self.leaked.load(Ordering::Relaxed)),
+            counts: ledger.counts,
+        }
+    }
+
+    /// Another client, or the owner's drop, learned that the event is done: the block is idle, the
+    /// event waits for its owner.
+    fn settle_for(&self, doubt: &Doubt) {
+        let mut ledger = self.lock();
+        let Some((owner, event)) = ledger.claim(doubt.id, doubt.ticket) else { return };
+        ledger.accounts[owner as usize].returned.push(event);
+        if self.options.scrub {
+            drop(ledger);
+            self.scrub_claimed(doubt.id);
+        } else {
+            ledger.shelve(doubt.id);
+        }
+    }
+
+    /// Zeroes a block that nobody else has and no copy is touching.
+    fn scrub(&self, id: u32) -> Result<()> {
+        let (arena, offset, size) = self.lock().place(id);
+        arena.zero(offset, size)
+    }
+
+    /// Zeroes a claimed block outside the lock, then makes it idle. Bytes that cannot be zeroed are
+    /// nobody's for good.
+    fn scrub_claimed(&self, id: u32) {
+        let scrubbed = self.scrub(id);
+        let mut ledger = self.lock();
+        match scrubbed {
+            Ok(()) => ledger.shelve(id),
+            Err(_) => ledger.quarantine_claimed(id),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Clients and blocks hold the pool, so all that may still be in flight is quarantined.
+        let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for seat in ledger.drain_seats() {
+            match seat {
+                (arena, true) => Arena::leak(arena),
+                (arena, false) => drop(arena),
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What the pool holds, and what it has done: counts kept on the way, read in one go.
+//!
+//! What it is not: a profiler. No clock is read on the way of a block out or in.
+//!
+//! Invariant: `lent + free + busy + quarantined == pinned`, at every moment.
+//!
+//! ```text
+//!   pinned |==== lent ====|=== free ===|= busy =|= quarantined =|         budget
+//!          |== requested =|waste|      |<- comes back by settle  `- comes back by reclaim
+//! ```
+//!
+//! Everyone may read it; only the pool makes one.
+
+use crate::unit::{Bytes, Name};
+use std::fmt;
+use std::time::Duration;
+
+/// Counters of a pool's whole life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks lent out of the idle ones of exactly the size.
+    pub lends_repeated: u64,
+    /// Blocks lent while their last copy may run: the borrower waits on its device.
+    pub lends_behind: u64,
+    /// Blocks lent by splitting a free range.
+    pub lends_split: u64,
+    /// Requests refused for want of room, quota or numbers.
+    pub lends_refused: u64,
+    /// Questions put to fences in `lend`.
+    pub fence_calls: u64,
+    /// Arenas added by `lend`.
+    pub growths: u64,
+    /// Of these, added while growth was closed; stays 0.
+    pub grown_after_close: u64,
+    /// Arenas added by `reserve`.
+    pub reserves: u64,
+    /// Arenas given back to the system.
+    pub trims: u64,
+    /// Wall time spent in mapping, touching and page-locking.
+    pub pin_time: Duration,
+}
+
+/// A pool at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// The most that may be page-locked.
+    pub budget: Bytes,
+    /// Page-locked now.
+    pub pinned: Bytes,
+    /// With borrowers, in rounded sizes.
+    pub lent: Bytes,
+    /// Neither lent nor busy nor quarantined.
+    pub free: Bytes,
+    /// Given back while a copy may still run.
+    pub busy: Bytes,
+    /// Dropped while a copy may still run.
+    pub quarantined: Bytes,
+    /// What the borrowers asked for; `lent - requested` is waste.
+    pub requested: Bytes,
+    /// Mappings.
+    pub arenas: usize,
+    /// Blocks that are lent, busy or quarantined.
+    pub blocks: usize,
+    /// No longer in the pool and yet page-locked for good: the driver refused to let it go.
+    pub leaked_on_purpose: Bytes,
+    /// What happened so far.
+    pub counts: Counts,
+}
+
+/// A lent block in a [`Report`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentRow {
+    /// The borrower's name for it.
+    pub name: Name,
+    /// Length asked for.
+    pub requested: Bytes,
+    /// Room it has.
+    pub lent: Bytes,
+}
+
+/// A pool at one moment, with its largest lent blocks. Takes a walk over all blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The figures.
+    pub stats: Stats,
+    /// The longest range a new block could get without growth or waiting.
+    pub largest_free: Bytes,
+    /// The largest lent blocks, largest first.
+    pub rows: Vec<LentRow>,
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "pinned {} of {} in {} arenas ({:.3} s): lent {} (asked {}), free {}, busy {}, \
+             quarantined {}",
+            self.pinned,
+            self.budget,
+            self.arenas,
+            self.counts.pin_time.as_secs_f64(),
+            self.lent,
+            self.requested,
+            self.free,
+            self.busy,
+            self.quarantined
+        )
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, largest free range {}", self.stats, self.largest_free)?;
+        for row in &self.rows {
+            write!(f, "\n  {:>12}  {}", row.lent.to_string(), row.name)?;
+        }
+        Ok(())
+    }
+}

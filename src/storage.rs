@@ -1,0 +1,384 @@
+//! One storage: device bytes that can be resized to zero and refilled. Its states and what they
+//! allow.
+//!
+//! What it is not: it enqueues nothing. The engine asks the driver; this says what may be asked.
+//!
+//! Invariant: the table below, and nothing else. `Resident` is a promise to the streams in
+//! `readers`: each of them has been ordered behind `ready`.
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | Resident | Evicting | `evict` |
+//! | Evicting | Resident | submit failed; or wanted again before the bytes went |
+//! | Evicting | Evicted(Host) | the bytes went |
+//! | Evicting, bytes gone | Refilling | `refill`: chained behind the copy-out on the device |
+//! | Evicted(Host) | Evicted(Disk) | written and verified |
+//! | Evicted(Disk) | Evicted(Host) | read and verified |
+//! | Evicted | Refilling | `refill`, `prefetch` |
+//! | Refilling | Evicted(Host) | prefetch cancelled, target refused, out of memory |
+//! | Refilling | Resident | the reader's wait is enqueued |
+//! | any | Lost | the device is lost; a checksum failed |
+//!
+//! A clean host copy makes `evict` pass through Evicting without a copy: there is nothing to move.
+//! "The bytes went" while the copy-out still runs is the normal case: a stream was told to wait for
+//! it, so the state is Evicted(Host) for whoever asks, and `out` keeps the edge E4 for a refill.
+//!
+//! ```text
+//!              evict             bytes went              refill             wait enqueued
+//!   Resident --------> Evicting -----------> Evicted ------------> Refilling -----------> Resident
+//!       ^-----------------'  wanted again        ^--------------------'  cancelled
+//! ```
+//!
+//! Policy, prefetch and the engine use it.
+
+use crate::copy::End;
+use crate::error::{Error, Misuse, Result};
+use crate::pinned::Block;
+use crate::stream::Point;
+use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
+use crossbeam_channel::Sender;
+
+/// Where bytes can be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// The device's own memory.
+    Device,
+    /// Page-locked host memory.
+    Host,
+    /// A spill file.
+    Disk,
+}
+
+/// Where a storage's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residency {
+    /// On the device, for the streams that acquired them.
+    Resident,
+    /// Being copied out; still on the device.
+    Evicting,
+    /// Not on the device.
+    Evicted(Tier),
+    /// Being copied in; no stream may read them yet.
+    Refilling,
+    /// Gone: the device was lost, or what came back was not what left.
+    Lost,
+}
+
+impl Residency {
+    /// Every state.
+    pub const ALL: [Residency; 6] = [
+        Residency::Resident,
+        Residency::Evicting,
+        Residency::Evicted(Tier::Host),
+        Residency::Evicted(Tier::Disk),
+        Residency::Refilling,
+        Residency::Lost,
+    ];
+
+    /// Does the table allow this step?
+    pub fn may_become(self, next: Residency) -> bool {
+        use Residency::{Evicted, Evicting, Lost, Refilling, Resident};
+        matches!(
+            (self, next),
+            (Resident, Evicting)
+                | (Evicting, Resident | Evicted(Tier::Host))
+                | (Evicted(Tier::Host), Evicted(Tier::Disk) | Refilling)
+                | (Evicted(Tier::Disk), Evicted(Tier::Host) | Refilling)
+                | (Refilling, Evicted(Tier::Host) | Resident)
+                | (_, Lost)
+        )
+    }
+
+    /// Are there device bytes?
+    pub fn is_on_device(self) -> bool {
+        matches!(self, Residency::Resident | Residency::Evicting | Residency::Refilling)
+    }
+}
+
+/// Who owns the device bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The engine allocates and frees them.
+    Engine,
+    /// A framework does; the engine says when.
+    Framework,
+}
+
+/// A set of the streams an engine has seen, by their number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamSet(u64);
+
+impl StreamSet {
+    /// The most streams a set can name.
+    pub const STREAMS_MAX: usize = 64;
+
+    /// The set of one stream.
+    pub fn only(index: usize) -> StreamSet {
+        let mut set = StreamSet::default();
+        set.insert(index);
+        set
+    }
+
+    /// Adds a stream.
+    pub fn insert(&mut self, index: usize) {
+        assert!(index < StreamSet::STREAMS_MAX, "the engine numbers at most 64 streams");
+        self.0 |= 1 << index;
+    }
+
+    /// Is the stream in it?
+    pub fn has(self, index: usize) -> bool {
+        index < StreamSet::STREAMS_MAX && self.0 & (1 << index) != 0
+    }
+
+    /// The streams in it, without `index`.
+    pub fn without(self, index: usize) -> StreamSet {
+        StreamSet(self.0 & !StreamSet::only(index).0)
+    }
+
+    /// The streams in it, by number.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..StreamSet::STREAMS_MAX).filter(move |index| self.has(*index))
+    }
+}
+
+/// Which lane a copy-in was put on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Inward {
+    /// Nobody waits for it yet.
+    Ahead,
+    /// A reader waits for it.
+    Urgent,
+}
+
+/// What the engine keeps of one storage.
+#[derive(Debug)]
+pub struct Slot {
+    /// Its name.
+    pub name: Name,
+    /// How many bytes it has, wherever they are.
+    pub len: Bytes,
+    /// Who owns the device bytes.
+    pub owner: Owner,
+    /// The device bytes, while there are any.
+    pub range: Option<DeviceRange>,
+    /// The host copy; current unless a copy-out into it failed, in which case there is none.
+    pub block: Option<Block>,
+    /// End of the copy-out that fills the block, until it is known done.
+    pub out: Option<End>,
+    /// End of the copy-in that filled the device bytes, until it is known done, and its lane.
+    pub ready: Option<(Inward, End)>,
+    /// Number of the stream it was last evicted from, or taken on; [`Slot::NO_HOME`] before that.
+    pub home: usize,
+    /// Streams that may have used the device bytes, each ordered behind `ready`.
+    pub readers: StreamSet,
+    /// Place among the evictions of this pass, for the prefetcher.
+    pub ordinal: Option<u32>,
+    /// Its handle is gone; it lives on only until its device bytes may be dropped.
+    pub is_dropped: bool,
+    residency: Residency,
+}
+
+impl Slot {
+    /// The home of a storage that no verb named a stream for yet.
+    pub const NO_HOME: usize = usize::MAX;
+
+    /// The last copy that uses the block, as far as it is not known done.
+    pub fn last_use(&self) -> Option<Point> {
+        // A copy-in is ordered behind the copy-out of the same block (E4), so it is the later one.
+        let inward = self.ready.as_ref().map(|(_, end)| &end.point);
+        inward.or(self.out.as_ref().map(|end| &end.point)).cloned()
+    }
+
+    /// The copy-out that may still be reading the device bytes there are now. One from before a
+    /// copy-in read others, which are gone.
+    pub fn out_of_these(&self) -> Option<&End> {
+        self.out.as_ref().filter(|_| self.ready.is_none())
+    }
+
+    /// A storage whose bytes are on the device.
+    pub fn resident(name: Name, owner: Owner, range: DeviceRange, home: usize) -> Slot {
+        Slot {
+            name,
+            len: range.len(),
+            owner,
+            range: Some(range),
+            block: None,
+            out: None,
+            ready: None,
+            home,
+            readers: StreamSet::default(),
+            ordinal: None,
+            is_dropped: false,
+            residency: Residency::Resident,
+        }
+    }
+
+    /// Where the bytes are.
+    pub fn residency(&self) -> Residency {
+        self.residency
+    }
+
+    /// Takes a step of the table.
+    ///
+    /// # Panics
+    /// Where the table does not allow it: the engine checks before it asks the driver.
+    pub fn become_(&mut self, next: Residency) {
+        assert!(
+            self.residency.may_become(next),
+            "storage {:?} may not go from {:?} to {next:?}",
+            self.name,
+            self.residency
+        );
+        self.residency = next;
+        let on_device = next.is_on_device();
+        assert!(
+            next == Residency::Lost || self.range.is_some() == on_device,
+            "state and bytes agree"
+        );
+    }
+
+    /// Refuses a verb in a state that does not allow it.
+    ///
+    /// # Errors
+    /// `Usage(State)` naming the storage and the state.
+    pub fn refuse(&self, op: &'static str) -> Error {
+        let state = match self.residency {
+            Residency::Resident => "its bytes are on the device",
+            Residency::Evicting => "it is being evicted",
+            Residency::Evicted(Tier::Disk) => "its bytes are on disk",
+            Residency::Evicted(_) => "its bytes are not on the device",
+            Residency::Refilling => "it is being refilled",
+            Residency::Lost => "its bytes are lost",
+        };
+        let error = match self.residency {
+            Residency::Lost => Error::new(crate::error::Kind::Lost, op),
+            _ => Error::usage(Misuse::State, op),
+        };
+        error.detail(state).at(self.name).bytes(self.len)
+    }
+
+    /// Passes in the one state a verb needs.
+    ///
+    /// # Errors
+    /// As [`Slot::refuse`].
+    pub fn must_be(&self, state: Residency, op: &'static str) -> Result<()> {
+        if self.residency == state { Ok(()) } else { Err(self.refuse(op)) }
+    }
+}
+
+/// A handle of one storage. Dropping it, on any thread and in any state, gives the storage up; the
+/// engine learns of it at its next verb and keeps what copies in flight still need.
+///
+/// A framework that drops the handle of device bytes it owns keeps those bytes until
+/// `Engine::releasable` names the storage, or calls `Engine::release` instead of dropping.
+#[derive(Debug)]
+#[must_use = "dropping a storage's handle gives the storage up"]
+pub struct Storage {
+    id: StorageId,
+    len: Bytes,
+    dropped: Option<Sender<StorageId>>,
+}
+
+impl Storage {
+    /// The handle of `id`, whose drop is told to `dropped`.
+    pub(crate) fn new(id: StorageId, len: Bytes, dropped: Sender<StorageId>) -> Storage {
+        Storage { id, len, dropped: Some(dropped) }
+    }
+
+    /// The name that verbs take.
+    pub fn id(&self) -> StorageId {
+        self.id
+    }
+
+    /// How many bytes it has, wherever they are.
+    pub fn len(&self) -> Bytes {
+        self.len
+    }
+
+    /// Never: a storage has bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len.is_zero()
+    }
+
+    /// Ends the handle without telling; the engine knows already.
+    pub(crate) fn disarm(mut self) -> StorageId {
+        self.dropped = None;
+        self.id
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        if let Some(dropped) = self.dropped.take() {
+            // The engine may be gone; then there is nobody left to tell.
+            let _ = dropped.send(self.id);
+        }
+    }
+}
+
+/// Which storage, and on which stream it was evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Homed {
+    /// The storage.
+    pub storage: StorageId,
+    /// The stream.
+    pub stream: StreamId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unit::DevicePtr;
+
+    fn slot() -> Slot {
+        let range = DeviceRange::new(DevicePtr(4096), Bytes(256)).unwrap();
+        Slot::resident(Name::new("x"), Owner::Engine, range, 0)
+    }
+
+    #[test]
+    fn no_state_leads_to_itself_and_lost_leads_nowhere_else() {
+        for state in Residency::ALL {
+            assert!(state == Residency::Lost || !state.may_become(state), "{state:?}");
+            assert!(state.may_become(Residency::Lost));
+            assert!(state == Residency::Lost || !Residency::Lost.may_become(state));
+        }
+    }
+
+    #[test]
+    fn the_table_has_exactly_the_ten_steps_of_the_design() {
+        let steps = Residency::ALL
+            .iter()
+            .flat_map(|from| Residency::ALL.iter().map(move |to| (from, to)))
+            .filter(|(from, to)| **to != Residency::Lost && from.may_become(**to))
+            .count();
+        // Evicted(Host) and Evicted(Disk) to Refilling are one row of the table.
+        assert_eq!(steps, 9);
+    }
+
+    #[test]
+    #[should_panic(expected = "may not go from Resident to Refilling")]
+    fn a_resident_storage_is_not_refilled() {
+        slot().become_(Residency::Refilling);
+    }
+
+    #[test]
+    fn a_set_names_the_streams_put_in() {
+        let mut set = StreamSet::only(3);
+        set.insert(63);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [3, 63]);
+        assert_eq!(set.without(3), StreamSet::only(63));
+        assert!(!set.has(64) && !set.has(0));
+    }
+
+    #[test]
+    fn a_handle_dropped_anywhere_is_heard_of_once() {
+        let (tell, heard) = crossbeam_channel::unbounded();
+        let mut table = crate::unit::Table::new(4);
+        let id = StorageId(table.insert(()).unwrap());
+        let handle = Storage::new(id, Bytes(1), tell.clone());
+        std::thread::spawn(move || drop(handle)).join().unwrap();
+        assert_eq!(heard.try_recv(), Ok(id));
+        assert_eq!(Storage::new(id, Bytes(1), tell).disarm(), id);
+        assert!(heard.try_recv().is_err());
+    }
+}

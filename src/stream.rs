@@ -1,0 +1,208 @@
+//! Points in streams: events taken from a pool, recorded once, waited for and asked about by name.
+//!
+//! What it is not: it owns no stream, and it knows nothing of bytes.
+//!
+//! Invariant: a [`Point`] always stands for one recording of one event. The event is recorded anew
+//! only when no `Point` of the old recording is left, so nobody can wait for the wrong one (E8).
+//!
+//! ```text
+//!   EventPool --mark(stream)--> Point --wait(lane)--> later work of the lane is ordered behind it
+//!       ^                         |   --done()?-----> asked of the driver until it once says yes
+//!       `----- last Point gone ---'
+//! ```
+//!
+//! The copy lanes and the engine use it; one pool per device and context.
+
+use crate::backend::{Backend, Timing};
+use crate::error::{Error, Kind, Result};
+use crate::trace::Site;
+use crate::unit::{EventId, StreamId};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// One event of the driver, lent to one recording at a time.
+#[derive(Debug)]
+struct Cell {
+    event: EventId,
+    /// Once true it stays true until the event is recorded anew, when no `Point` of it is left.
+    done: AtomicBool,
+}
+
+/// Everything that was enqueued on one stream up to one moment. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Point {
+    cell: Arc<Cell>,
+    stream: StreamId,
+}
+
+impl Point {
+    /// The stream it lies on.
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// The event that stands for it.
+    pub fn event(&self) -> EventId {
+        self.cell.event
+    }
+
+    /// Has it been seen done? No driver call.
+    pub fn is_known_done(&self) -> bool {
+        self.cell.done.load(Ordering::Relaxed)
+    }
+
+    /// Asks the driver whether it is done, unless that is known.
+    ///
+    /// # Errors
+    /// Those of [`Backend::query`].
+    pub fn done(&self, backend: &mut dyn Backend, site: Site) -> Result<bool> {
+        if self.is_known_done() {
+            return Ok(true);
+        }
+        let done = backend.query(self.cell.event, site)?;
+        self.cell.done.store(done, Ordering::Relaxed);
+        Ok(done)
+    }
+
+    /// Takes it from somebody who knows (a whole-device wait) that it is done.
+    pub fn set_done(&self) {
+        self.cell.done.store(true, Ordering::Relaxed);
+    }
+
+    /// Orders the later work of `stream` behind it. Nothing is enqueued where it is known done, or
+    /// lies on `stream` itself, whose own order says so already.
+    ///
+    /// # Errors
+    /// Those of [`Backend::wait`].
+    pub fn wait(&self, backend: &mut dyn Backend, stream: StreamId, site: Site) -> Result<()> {
+        if self.stream == stream || self.is_known_done() {
+            return Ok(());
+        }
+        backend.wait(stream, self.cell.event, site)
+    }
+
+    /// Device time from `earlier` to this point; both were made by a timing pool and are done.
+    ///
+    /// # Errors
+    /// Those of [`Backend::elapsed`].
+    pub fn since(&self, backend: &mut dyn Backend, earlier: &Point) -> Result<Duration> {
+        backend.elapsed(earlier.cell.event, self.cell.event)
+    }
+}
+
+/// An event of a pool that stands for nothing yet.
+#[derive(Debug)]
+pub struct Spare(Arc<Cell>);
+
+/// The events of one device, reused.
+#[derive(Debug)]
+pub struct EventPool {
+    /// Every event there is, oldest use first.
+    cells: VecDeque<Arc<Cell>>,
+    events_max: usize,
+    timing: Timing,
+}
+
+/// How many events one `mark` looks at before it makes a new one: those still held are few.
+const LOOKS_MAX: usize = 8;
+
+impl EventPool {
+    /// A pool that never holds more than `events_max` events.
+    pub fn new(events_max: usize, timing: Timing) -> EventPool {
+        EventPool { cells: VecDeque::new(), events_max, timing }
+    }
+
+    /// How many events it holds.
+    pub fn len(&self) -> usize {
+        self.cells.len()
+    }
+
+    /// Does it hold none?
+    pub fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+
+    /// The point that all work enqueued on `stream` until now has passed.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when all `events_max` events are held; those of [`Backend::record`], after
+    /// which nothing has changed.
+    pub fn mark(&mut self, backend: &mut dyn Backend, stream: StreamId) -> Result<Point> {
+        let spare = self.spare(backend)?;
+        self.mark_with(backend, spare, stream)
+    }
+
+    /// An event for a later [`EventPool::mark_with`]: taken before work is enqueued whose end it
+    /// is to mark, so that a want of events is met while there is nothing to undo.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`] when all `events_max` events are held; those of [`Backend::create_event`].
+    pub fn spare(&mut self, backend: &mut dyn Backend) -> Result<Spare> {
+        self.take(backend).map(Spare)
+    }
+
+    /// As [`EventPool::mark`], with an event taken earlier.
+    ///
+    /// # Errors
+    /// Those of [`Backend::record`]; the event goes back to the pool.
+    pub fn mark_with(
+        &mut self,
+        backend: &mut dyn Backend,
+        spare: Spare,
+        stream: StreamId,
+    ) -> Result<Point> {
+        let Spare(cell) = spare;
+        match backend.record(cell.event, stream) {
+            Ok(()) => {
+                cell.done.store(false, Ordering::Relaxed);
+                self.cells.push_back(cell.clone());
+                Ok(Point { cell, stream })
+            }
+            Err(error) => {
+                self.cells.push_front(cell);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes back an event that was not needed.
+    pub fn keep(&mut self, spare: Spare) {
+        self.cells.push_front(spare.0);
+    }
+
+    /// An event that no `Point` stands for.
+    fn take(&mut self, backend: &mut dyn Backend) -> Result<Arc<Cell>> {
+        let looks = if self.cells.len() < self.events_max {
+            LOOKS_MAX.min(self.cells.len())
+        } else {
+            self.cells.len()
+        };
+        for _ in 0..looks {
+            match self.cells.pop_front() {
+                Some(cell) if Arc::strong_count(&cell) == 1 => return Ok(cell),
+                Some(cell) => self.cells.push_back(cell),
+                None => break,
+            }
+        }
+        if self.cells.len() >= self.events_max {
+            return Err(Error::new(Kind::Busy, "record").detail("every event is in use"));
+        }
+        let event = backend.create_event(self.timing)?;
+        Ok(Arc::new(Cell { event, done: AtomicBool::new(false) }))
+    }
+
+    /// Destroys every event; the points that are left must not be used afterwards.
+    ///
+    /// # Errors
+    /// The first error of [`Backend::close_event`]; the others are closed all the same.
+    pub fn close(&mut self, backend: &mut dyn Backend) -> Result<()> {
+        let mut result = Ok(());
+        for cell in self.cells.drain(..) {
+            let closed = backend.close_event(cell.event);
+            result = result.and(closed);
+        }
+        result
+    }
+}

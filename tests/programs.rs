@@ -1,0 +1,356 @@
+//! Random programs of every verb, over many storages, several streams and small pools, on a device
+//! that runs in any order it likes: no byte is ever wrong, and at the end nothing is left anywhere.
+//!
+//! The fault guarded against is the one users fear: a loss that still falls over gradients that are
+//! wrong, because one wait was missing in one order of events.
+
+mod support;
+
+use lightering::backend::Backend;
+use lightering::backend::sim::Config;
+use lightering::storage::{Residency, Storage};
+use lightering::trace::Use;
+use lightering::{Acquire, Bytes, DeviceRange, Error, Evict, Kind, Misuse, Options, StorageId};
+use proptest::prelude::*;
+use std::collections::HashMap;
+use support::{Rig, first_wrong, options, small_pool};
+
+/// One storage as the framework sees it.
+struct Item {
+    handle: Storage,
+    len: Bytes,
+    /// Pattern its bytes must show.
+    seed: u64,
+    /// The stream whose kernel wrote the bytes that are on the device; `None` once the engine
+    /// brought them there.
+    writer: Option<usize>,
+    /// Streams that read since.
+    readers: Vec<usize>,
+    /// The device bytes, where they are the framework's own.
+    range: Option<DeviceRange>,
+    is_owned: bool,
+    /// The engine had to do with the bytes: a dropped handle is named by `releasable`.
+    is_touched: bool,
+}
+
+struct Machine {
+    rig: Rig,
+    items: Vec<Item>,
+    /// Device bytes whose handles were dropped, until the engine names them.
+    graves: HashMap<StorageId, DeviceRange>,
+    seeds: u64,
+}
+
+/// Passes on errors that a program must be ready for.
+#[track_caller]
+fn allowed<T>(result: Result<T, Error>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(error) if error.is_retryable() => None,
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+impl Machine {
+    fn new(seed: u64, streams: usize, pool: Bytes, device: Bytes, options: Options) -> Machine {
+        let mut config = Config::adversary(seed);
+        config.device_bytes = device;
+        let rig = Rig::new(config, small_pool(pool), options, streams);
+        Machine { rig, items: Vec::new(), graves: HashMap::new(), seeds: seed << 16 }
+    }
+
+    fn seed(&mut self) -> u64 {
+        self.seeds += 1;
+        self.seeds
+    }
+
+    fn add(&mut self, s: usize, len: Bytes, is_owned: bool) {
+        let on = self.rig.streams[s].engine;
+        let seed = self.seed();
+        let name = format!("item.{}", self.items.len());
+        let (handle, range) = if is_owned {
+            let Some(handle) = allowed(self.rig.engine.alloc(len, on, name.as_str())) else {
+                return;
+            };
+            (handle, None)
+        } else {
+            let Some(range) = allowed(self.rig.take(s, len)) else { return };
+            (self.rig.engine.adopt(range, name.as_str()).unwrap(), Some(range))
+        };
+        let bytes = self.rig.engine.range(handle.id()).unwrap();
+        self.rig.fill(s, bytes, seed);
+        let (writer, readers) = (Some(s), Vec::new());
+        let is_touched = false;
+        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned, is_touched });
+    }
+
+    /// The engine orders what it knows of; the producer's stream is the framework's own affair.
+    fn order_after_writer(&mut self, i: usize, s: usize) {
+        if let Some(writer) = self.items[i].writer {
+            self.rig.order(writer, s);
+        }
+    }
+
+    fn order_after_all(&mut self, i: usize, s: usize) {
+        self.order_after_writer(i, s);
+        for reader in self.items[i].readers.clone() {
+            self.rig.order(reader, s);
+        }
+    }
+
+    fn left(&mut self, id: StorageId, became: Evict) {
+        if !matches!(became, Evict::Kept(_))
+            && let Some(item) = self.items.iter_mut().find(|item| item.handle.id() == id)
+        {
+            item.is_touched = true;
+        }
+    }
+
+    fn evict(&mut self, i: usize, s: usize, through_policy: bool) {
+        self.order_after_writer(i, s);
+        let on = self.rig.streams[s].engine;
+        let id = self.items[i].handle.id();
+        let state = self.rig.engine.residency(id).unwrap();
+        if through_policy {
+            match self.rig.engine.offer(id, on) {
+                Ok(Some((id, became))) => self.left(id, became),
+                Ok(None) => {}
+                Err(error) => assert_eq!(error.misuse(), Some(Misuse::State), "{error}"),
+            }
+            return;
+        }
+        match self.rig.engine.evict(id, on) {
+            Ok(became) => self.left(id, became),
+            Err(error) if state != Residency::Resident => {
+                assert_eq!(error.misuse(), Some(Misuse::State));
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    /// Bytes of an item for stream `s`, ordered behind whoever made them.
+    fn acquire(&mut self, i: usize, s: usize) -> Option<DeviceRange> {
+        let on = self.rig.streams[s].engine;
+        let id = self.items[i].handle.id();
+        let was_away = matches!(
+            self.rig.engine.residency(id).unwrap(),
+            Residency::Evicted(_) | Residency::Refilling
+        );
+        let range = match allowed(self.rig.engine.acquire(id, on))? {
+            Acquire::Ready(range) => range,
+            Acquire::NeedsRoom(len) => {
+                assert!(!self.items[i].is_owned);
+                let target = allowed(self.rig.take(s, len))?;
+                match self.rig.engine.refill(id, target, on) {
+                    Ok(range) => {
+                        self.items[i].range = Some(target);
+                        range
+                    }
+                    Err(error) => {
+                        assert!(error.is_retryable(), "{error:?}");
+                        self.rig.give(s, target.at());
+                        return None;
+                    }
+                }
+            }
+        };
+        if was_away {
+            self.items[i].writer = None;
+            self.items[i].readers.clear();
+        }
+        self.order_after_writer(i, s);
+        Some(range)
+    }
+
+    fn read(&mut self, i: usize, s: usize) {
+        let Some(range) = self.acquire(i, s) else { return };
+        let seed = self.items[i].seed;
+        self.rig.check(s, range, seed, format!("item {i} on stream {s}"));
+        if !self.items[i].readers.contains(&s) {
+            self.items[i].readers.push(s);
+        }
+    }
+
+    fn write(&mut self, i: usize, s: usize) {
+        let Some(range) = self.acquire(i, s) else { return };
+        self.order_after_all(i, s);
+        let on = self.rig.streams[s].engine;
+        self.rig.engine.note(on, &[Use::write(range)]).unwrap();
+        let seed = self.seed();
+        self.rig.fill(s, range, seed);
+        let item = &mut self.items[i];
+        (item.seed, item.writer) = (seed, Some(s));
+        item.readers.clear();
+    }
+
+    fn read_host(&mut self, i: usize) {
+        let item = &self.items[i];
+        let mut bytes = vec![0; item.len.0 as usize];
+        match self.rig.engine.read_host(item.handle.id(), Bytes::ZERO, &mut bytes) {
+            Ok(()) => assert_eq!(first_wrong(&bytes, item.seed), None, "host copy of item {i}"),
+            Err(error) => assert!(
+                error.kind() == Kind::Busy || error.misuse() == Some(Misuse::NotThere),
+                "{error}"
+            ),
+        }
+    }
+
+    fn pull(&mut self, s: usize) {
+        let on = self.rig.streams[s].engine;
+        while let Some(id) = allowed(self.rig.engine.releasable(on)).flatten() {
+            let grave = self.graves.remove(&id);
+            let item = self.items.iter_mut().find(|item| item.handle.id() == id);
+            let range = grave.or_else(|| item.and_then(|item| item.range.take()));
+            self.rig.give(s, range.expect("a storage is named once").at());
+        }
+        while let Some((id, len)) = self.rig.engine.wanted(on).unwrap() {
+            let Some(target) = allowed(self.rig.take(s, len)) else { return };
+            let item = self.items.iter_mut().find(|item| item.handle.id() == id).unwrap();
+            match self.rig.engine.prefetch(id, target, on) {
+                Ok(()) => (item.range, item.is_touched) = (Some(target), true),
+                Err(error) => {
+                    assert!(error.is_retryable(), "{error:?}");
+                    return self.rig.give(s, target.at());
+                }
+            }
+        }
+    }
+
+    fn cancel(&mut self, i: usize, s: usize) {
+        let on = self.rig.streams[s].engine;
+        let id = self.items[i].handle.id();
+        match self.rig.engine.cancel(id, on) {
+            Ok(()) => {
+                if let Some(range) = self.items[i].range.take() {
+                    self.rig.give(s, range.at());
+                }
+            }
+            Err(error) => assert_eq!(error.misuse(), Some(Misuse::State), "{error}"),
+        }
+    }
+
+    fn take_copy(&mut self, i: usize, s: usize) {
+        let on = self.rig.streams[s].engine;
+        let id = self.items[i].handle.id();
+        if let Err(error) = self.rig.engine.take(id, on) {
+            assert_eq!(error.misuse(), Some(Misuse::State), "{error}");
+        }
+    }
+
+    /// Ends an item by the verb.
+    fn release(&mut self, i: usize, s: usize) {
+        self.order_after_all(i, s);
+        let item = self.items.swap_remove(i);
+        self.rig.engine.release(item.handle, self.rig.streams[s].engine).unwrap();
+        if let Some(range) = item.range {
+            self.rig.give(s, range.at());
+        }
+    }
+
+    /// Ends an item by dropping its handle.
+    fn drop_handle(&mut self, i: usize, s: usize) {
+        self.order_after_all(i, s);
+        let item = self.items.swap_remove(i);
+        let id = item.handle.id();
+        drop(item.handle);
+        if let Some(range) = item.range {
+            if item.is_touched {
+                self.graves.insert(id, range);
+            } else {
+                self.rig.give(s, range.at());
+            }
+        }
+    }
+
+    fn op(&mut self, (verb, a, b): (u8, u8, u8)) {
+        let streams = self.rig.streams.len();
+        let s = b as usize % streams;
+        if self.items.is_empty() || verb < 40 {
+            let len = Bytes([1, 255, 256, 1000, 4096, 6000][a as usize % 6]);
+            return self.add(s, len, b & 0x40 != 0);
+        }
+        let i = a as usize % self.items.len();
+        match verb {
+            40..80 => self.evict(i, s, false),
+            80..100 => self.evict(i, s, true),
+            100..140 => self.read(i, s),
+            140..160 => self.write(i, s),
+            160..190 => self.pull(s),
+            190..200 => self.read_host(i),
+            200..206 => self.rig.engine.flush(self.rig.streams[s].engine).unwrap(),
+            206..212 => self.rig.engine.step().unwrap(),
+            212..216 => self.rig.engine.mark_step().unwrap(),
+            216..222 => self.cancel(i, s),
+            222..228 => self.take_copy(i, s),
+            228..242 => self.release(i, s),
+            _ => self.drop_handle(i, s),
+        }
+    }
+
+    /// Every byte is right, and nothing is left.
+    fn finish(mut self) {
+        for i in 0..self.items.len() {
+            self.read(i, 0);
+        }
+        self.rig.assert_right();
+        while !self.items.is_empty() {
+            self.release(0, 0);
+        }
+        for s in 0..self.rig.streams.len() {
+            self.rig.engine.flush(self.rig.streams[s].engine).unwrap();
+        }
+        self.rig.sim.sync().unwrap();
+        for s in 0..self.rig.streams.len() {
+            self.pull(s);
+            self.rig.sim.sync().unwrap();
+            self.pull(s);
+        }
+        assert!(self.graves.is_empty(), "{} storages were never named", self.graves.len());
+        self.rig.engine.drain().unwrap();
+        assert_eq!(self.rig.engine.memory().unwrap().allocated, Bytes::ZERO);
+        assert_eq!(self.rig.sim.memory().unwrap().allocated, Bytes::ZERO);
+        self.rig.assert_nothing_left();
+        self.rig.assert_right();
+    }
+}
+
+fn bounds() -> impl Strategy<Value = Options> {
+    (0..3usize, 0..4usize, 0..3u64, 1..4u64, 0..4usize).prop_map(
+        |(keep, ahead, open, trunk, lane)| Options {
+            keep_last_count: keep,
+            prefetch_count_max: ahead,
+            unreleased_bytes_max: Bytes(open * 6000),
+            trunk_bytes_max: Bytes(trunk * 1000),
+            transfers_max: [1, 2, 5, 100][lane],
+            pass_len_max: 16,
+            ..options()
+        },
+    )
+}
+
+/// How many programs: 10,000, or as many as `LIGHTERING_PROGRAMS` says.
+fn cases() -> u32 {
+    let asked = std::env::var("LIGHTERING_PROGRAMS").ok();
+    asked.and_then(|count| count.parse().ok()).unwrap_or(10_000)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_program_loses_a_byte_or_leaves_anything_behind(
+        seed in any::<u64>(),
+        streams in 1..4usize,
+        pool in prop::sample::select(vec![4u64, 16, 64, 512]),
+        device in prop::sample::select(vec![24u64, 64, 1024]),
+        options in bounds(),
+        program in prop::collection::vec(any::<(u8, u8, u8)>(), 1..60),
+    ) {
+        let (pool, device) = (Bytes::kib(pool), Bytes::kib(device));
+        let mut machine = Machine::new(seed, streams, pool, device, options);
+        for op in program {
+            machine.op(op);
+        }
+        machine.finish();
+    }
+}

@@ -1,0 +1,213 @@
+//! A small framework over the simulated device, for tests: it owns streams and memory, fills and
+//! checks bytes with kernels, and keeps the order that frameworks keep for themselves.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
+#![allow(unreachable_pub, missing_debug_implementations, reason = "part of a test binary")]
+
+use lightering::adapter::DeviceMemory;
+use lightering::backend::sim::{Config, Sim, World};
+use lightering::backend::{Backend, Cost, Timing, Work};
+use lightering::pinned::{Budget, PinnedPool, PoolOptions};
+use lightering::trace::{Site, Use};
+use lightering::{
+    Bytes, DevicePtr, DeviceRange, Engine, EventId, Options, Result, StorageId, StreamId,
+};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// A stream as the framework and the engine name it.
+#[derive(Clone, Copy, Debug)]
+pub struct Both {
+    pub here: StreamId,
+    pub engine: StreamId,
+}
+
+/// What checks found wrong.
+pub type Wrong = Arc<Mutex<Vec<String>>>;
+
+pub struct Rig {
+    pub world: World,
+    pub sim: Sim,
+    pub engine: Engine,
+    pub pool: PinnedPool,
+    pub streams: Vec<Both>,
+    pub wrong: Wrong,
+    order: EventId,
+}
+
+/// Pool options of a small pool.
+pub fn small_pool(budget: Bytes) -> PoolOptions {
+    PoolOptions {
+        budget: Budget::Bytes(budget),
+        arena_bytes: Bytes::kib(256),
+        arena_bytes_max: Bytes::kib(256),
+        touch_threads_max: 1,
+        ..PoolOptions::default()
+    }
+}
+
+impl Rig {
+    pub fn new(config: Config, pool: PoolOptions, options: Options, streams: usize) -> Rig {
+        let world = World::new(config);
+        let mut sim = world.device(0).unwrap();
+        let pool = PinnedPool::new(sim.pinner(), pool).unwrap();
+        let device = world.device(0).unwrap();
+        let mut engine = Engine::new(Box::new(device), &pool, options).unwrap();
+        let streams = (0..streams)
+            .map(|_| {
+                let here = sim.create_stream().unwrap();
+                let engine = engine.adopt_stream(sim.raw_stream(here).unwrap()).unwrap();
+                Both { here, engine }
+            })
+            .collect();
+        let order = sim.create_event(Timing::Off).unwrap();
+        Rig { world, sim, engine, pool, streams, wrong: Wrong::default(), order }
+    }
+
+    /// A rig under the adversary that `seed` names, with one stream and default bounds.
+    pub fn adversary(seed: u64) -> Rig {
+        let pool = small_pool(Bytes::mib(1));
+        Rig::new(Config::adversary(seed), pool, options(), 1)
+    }
+
+    /// The framework's own order between two of its streams.
+    pub fn order(&mut self, first: usize, then: usize) {
+        if first != then {
+            let (first, then) = (self.streams[first].here, self.streams[then].here);
+            self.sim.record(self.order, first).unwrap();
+            self.sim.wait(then, self.order, Site::Outside).unwrap();
+        }
+    }
+
+    /// A kernel that writes the pattern of `seed` into every byte.
+    pub fn fill(&mut self, stream: usize, range: DeviceRange, seed: u64) {
+        let uses = [Use::write(range)];
+        let body = move |args: &mut lightering::backend::HostArgs<'_>| {
+            fill(args.write::<u8>(0)?, seed);
+            Ok(())
+        };
+        let stream = self.streams[stream].here;
+        self.sim.launch_fn(stream, &uses, no_cost(), Box::new(body)).unwrap();
+    }
+
+    /// A kernel that compares every byte with the pattern of `seed`.
+    pub fn check(&mut self, stream: usize, range: DeviceRange, seed: u64, what: String) {
+        let uses = [Use::read(range)];
+        let wrong = self.wrong.clone();
+        let body = move |args: &mut lightering::backend::HostArgs<'_>| {
+            let bytes = args.read::<u8>(0)?;
+            if let Some(at) = first_wrong(bytes, seed) {
+                let found = bytes[at];
+                wrong.lock().unwrap().push(format!("{what}: byte {at} is {found:#x}"));
+            }
+            Ok(())
+        };
+        let stream = self.streams[stream].here;
+        self.sim.launch_fn(stream, &uses, no_cost(), Box::new(body)).unwrap();
+    }
+
+    /// Device memory of the framework's own, in the order of a stream.
+    pub fn take(&mut self, stream: usize, len: Bytes) -> Result<DeviceRange> {
+        DeviceRange::new(self.sim.alloc_device(len, self.streams[stream].here)?, len)
+    }
+
+    /// Gives it back, in the order of a stream.
+    pub fn give(&mut self, stream: usize, at: DevicePtr) {
+        self.sim.free_device(at, self.streams[stream].here).unwrap();
+    }
+
+    /// Everything ran, and nothing was wrong.
+    #[track_caller]
+    pub fn assert_right(&mut self) {
+        self.sim.sync().unwrap();
+        let wrong = self.wrong.lock().unwrap();
+        assert!(wrong.is_empty(), "{}", wrong.join("; "));
+    }
+
+    /// Shuts the engine down; nothing of it may be left anywhere.
+    #[track_caller]
+    pub fn assert_nothing_left(&mut self) {
+        self.engine.drain().unwrap();
+        let memory = self.engine.memory().unwrap();
+        self.engine.shutdown().unwrap();
+        let stats = self.pool.stats();
+        assert_eq!(stats.lent, Bytes::ZERO, "blocks are still lent");
+        assert_eq!(stats.quarantined, Bytes::ZERO, "blocks are in quarantine");
+        assert_eq!(self.engine.stats().leaked_on_purpose_bytes, 0);
+        assert_eq!(self.engine.stats().storages, 0);
+        let _ = memory;
+    }
+}
+
+/// Bounds small enough that tests meet them.
+pub fn options() -> Options {
+    Options {
+        unreleased_bytes_max: Bytes::kib(16),
+        prefetch_bytes_max: Bytes::kib(16),
+        keep_last_count: 0,
+        storage_bytes_min: Bytes::ZERO,
+        trunk_bytes_max: Bytes::kib(2),
+        events_max: 4096,
+        drop_deadline: std::time::Duration::from_secs(20),
+        ..Options::default()
+    }
+}
+
+fn no_cost() -> Cost {
+    Cost { flops: 0.0, bytes: 0.0, work: Work::Vector }
+}
+
+fn mixed(seed: u64, word: u64) -> u64 {
+    let mut x = seed.wrapping_add(word.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ (x >> 32)
+}
+
+pub fn fill(bytes: &mut [u8], seed: u64) {
+    for (word, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&mixed(seed, word as u64).to_le_bytes()[..chunk.len()]);
+    }
+}
+
+pub fn first_wrong(bytes: &[u8], seed: u64) -> Option<usize> {
+    bytes.chunks(8).enumerate().find_map(|(word, chunk)| {
+        let right = mixed(seed, word as u64).to_le_bytes();
+        let at = chunk.iter().zip(right).position(|(found, right)| *found != right)?;
+        Some(word * 8 + at)
+    })
+}
+
+/// The framework's device memory, by storage, for adapters.
+#[derive(Default)]
+pub struct Memory {
+    pub ranges: HashMap<StorageId, DeviceRange>,
+    pub given: Vec<StorageId>,
+}
+
+/// Lends `Memory` the simulated device for the length of an adapter's call.
+pub struct Hands<'a> {
+    pub sim: &'a mut Sim,
+    pub stream: StreamId,
+    pub memory: &'a mut Memory,
+}
+
+impl DeviceMemory for Hands<'_> {
+    fn take(&mut self, storage: StorageId, len: Bytes, _: StreamId) -> Result<Option<DeviceRange>> {
+        match self.sim.alloc_device(len, self.stream) {
+            Ok(at) => {
+                let range = DeviceRange::new(at, len)?;
+                self.memory.ranges.insert(storage, range);
+                Ok(Some(range))
+            }
+            Err(error) if error.is_retryable() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn give(&mut self, storage: StorageId, _: StreamId) {
+        if let Some(range) = self.memory.ranges.remove(&storage) {
+            self.sim.free_device(range.at(), self.stream).unwrap();
+            self.memory.given.push(storage);
+        }
+    }
+}

@@ -1,0 +1,69 @@
+#!/bin/bash
+# Packs the release-built tests, benches and examples for a machine that has a GPU and no Rust:
+# .bundle/lightering.tar.gz holds the stripped programs and run.sh, which runs them by name there.
+#
+#   tools/bundle.sh [CARGO OPTION...]      such as --no-default-features; all features without one
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+archive_bytes_max=$((40 * 1024 * 1024))
+# These read the source tree, which is not there.
+at_home=(layers results fuzz_replay)
+
+options=("$@")
+[ $# -gt 0 ] || options=(--all-features)
+out=.bundle/lightering
+rm -rf .bundle
+mkdir -p "$out/bin"
+
+# Prints "KIND NAME PATH" of every program of this kind that cargo reports on its standard input.
+programs() {
+    python3 -c '
+import json, sys
+wanted = sys.argv[1]
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("reason") != "compiler-artifact" or not message.get("executable"):
+        continue
+    target = message["target"]
+    # The unit tests of the crate itself are a program too, of a kind such as lib.
+    if wanted in target["kind"] or (wanted == "test" and "bench" not in target["kind"]):
+        print(wanted, target["name"], message["executable"])
+' "$1"
+}
+
+build=(--release --locked --message-format=json-render-diagnostics "${options[@]}")
+bench=(--locked --message-format=json-render-diagnostics "${options[@]}")
+{
+    cargo test --no-run --lib --tests "${build[@]}" | programs test
+    cargo build --examples "${build[@]}" | programs example
+    cargo bench --no-run --benches "${bench[@]}" | programs bench
+} > .bundle/programs
+
+while read -r kind name path; do
+    for left in "${at_home[@]}"; do
+        [ "$kind:$name" != "test:$left" ] || continue 2
+    done
+    strip -o "$out/bin/$kind-$name" "$path"
+    echo "packed $kind:$name ($(($(stat -c %s "$out/bin/$kind-$name") / 1024)) KiB)"
+done < .bundle/programs
+[ -n "$(ls "$out/bin")" ] || { echo "nothing was built" >&2; exit 1; }
+
+if [ -d examples/data ]; then
+    mkdir -p "$out/examples"
+    cp -r examples/data "$out/examples/"
+fi
+install -m 755 tools/run.sh "$out/run.sh"
+commit=$(git rev-parse HEAD)
+# A figure measured on anything but a commit cannot be measured again.
+[ -z "$(git status --porcelain)" ] || commit=$commit-changed
+echo "$commit" > "$out/COMMIT"
+
+tar -C .bundle -czf .bundle/lightering.tar.gz lightering
+bytes=$(stat -c %s .bundle/lightering.tar.gz)
+echo "built from $commit"
+echo ".bundle/lightering.tar.gz: $bytes bytes of at most $archive_bytes_max"
+if [ "$bytes" -gt "$archive_bytes_max" ]; then
+    echo "the archive is too large" >&2
+    exit 1
+fi
