@@ -13,6 +13,8 @@
 //! `main` uses it.
 
 use crate::args::{Device, Mode, Options};
+use crate::meter::{Meter, Metered};
+use crate::offload;
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{About, Backend};
 use lightering::{Bytes, Error, Kind, Missing, Result};
@@ -30,21 +32,31 @@ pub(crate) struct Plan {
     device: Device,
 }
 
+/// One device, opened for two users, as a framework and the engine are; a meter counts both.
+pub(crate) struct Opened {
+    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) engine: Box<dyn Backend>,
+    pub(crate) meter: Meter,
+}
+
 impl Plan {
-    /// Opens the device once more.
-    pub(crate) fn open(&self) -> Result<Box<dyn Backend>> {
-        open(self.device)
+    /// Opens the device anew, with nothing on it.
+    pub(crate) fn open(&self) -> Result<Opened> {
+        let [backend, engine] = open(self.device)?;
+        let meter = Meter::default();
+        let metered = |backend| Box::new(Metered::new(backend, meter.clone()));
+        Ok(Opened { backend: metered(backend), engine: metered(engine), meter: meter.clone() })
     }
 }
 
 /// Chooses the device and checks that everything fits; the error is one line.
 pub(crate) fn plan(options: &Options) -> std::result::Result<Plan, String> {
     let (device, reason) = choose(options.device);
-    let mut backend = open(device).map_err(|error| refusal(options.device, &error))?;
+    let [mut backend, _] = open(device).map_err(|error| refusal(options.device, &error))?;
     let about = backend.about();
     let shape = &options.shape;
     let moved = shape.layers.saturating_sub(options.keep_last);
-    let pinned = options.pinned.unwrap_or(Bytes(moved * shape.boundary_bytes().0));
+    let pinned = options.pinned.unwrap_or(Bytes(moved * offload::room(shape.boundary_bytes()).0));
     let prefetch = options.prefetch.unwrap_or(Bytes(2 * shape.boundary_bytes().0));
     let needed = options.modes.iter().map(|mode| peak(options, *mode)).max().unwrap_or_default();
     let memory = backend.memory().map_err(|error| error.to_string())?;
@@ -114,14 +126,18 @@ fn choose(wanted: Device) -> (Device, Option<String>) {
     }
 }
 
-fn open(device: Device) -> Result<Box<dyn Backend>> {
+/// The device for two users.
+fn open(device: Device) -> Result<[Box<dyn Backend>; 2]> {
     match device {
         Device::Cuda(_) => cuda(),
-        Device::Auto | Device::Sim => Ok(Box::new(World::new(Config::default()).device(0)?)),
+        Device::Auto | Device::Sim => {
+            let world = World::new(Config::default());
+            Ok([Box::new(world.device(0)?), Box::new(world.device(0)?)])
+        }
     }
 }
 
-fn cuda() -> Result<Box<dyn Backend>> {
+fn cuda() -> Result<[Box<dyn Backend>; 2]> {
     Err(Error::new(Kind::Unavailable(Missing::NotBuilt), "open"))
 }
 

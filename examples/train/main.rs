@@ -22,7 +22,9 @@ mod device;
 mod inputs;
 mod kernel;
 mod layout;
+mod meter;
 mod model;
+mod offload;
 mod progress;
 mod queue;
 #[cfg(test)]
@@ -39,6 +41,7 @@ use args::{Command, Mode, Options};
 use inputs::{Inputs, Resident};
 use lightering::Error;
 use lightering::backend::About;
+use offload::Offloaded;
 use progress::Progress;
 use std::io::Write;
 use std::process::ExitCode;
@@ -111,17 +114,31 @@ fn train(
     err: &mut dyn Write,
 ) -> Result<Outcome, Failure> {
     let shape = options.shape;
-    let backend = plan.open()?;
+    let (layers, bytes) = (shape.layers as usize, shape.boundary_bytes());
+    let opened = plan.open()?;
+    let meter = opened.meter.clone();
     let mut inputs: Box<dyn Inputs> = match mode {
-        Mode::None | Mode::Checkpoint | Mode::Offload => {
-            Box::new(Resident::new(backend, shape.layers as usize, shape.boundary_bytes()))
+        Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
+        Mode::Offload => {
+            let keep_last = options.keep_last.min(shape.layers) as usize;
+            Box::new(Offloaded::new(opened, plan, layers, bytes, keep_last)?)
         }
     };
     let outcome = {
         let mut progress = Progress::new(mode.name(), options.steps, err);
-        let trainer = Trainer::new(mode, shape, text, &mut *inputs)?;
+        let trainer = Trainer::new(mode, shape, text, &mut *inputs, meter)?;
         trainer.run(mode, options.steps, &mut |done, loss| progress.show(done, loss))?
     };
+    if outcome.moved.refused > 0 {
+        let words = format!(
+            "{}: {} of {} layers' inputs stayed on the device: no room in {} of pinned memory\n",
+            mode.name(),
+            outcome.moved.refused,
+            shape.layers,
+            plan.pinned
+        );
+        say(err, &words)?;
+    }
     Ok(outcome)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! What it is not: the pool that layers' inputs move to.
 //!
-//! Invariant: nobody reads or writes it here while a copy of it is in flight; `trainer` sees to that.
+//! Invariant: the host touches no byte of which a copy is in flight; `trainer` sees to that.
 //!
 //! ```text
 //!   slot 0 { text | hash, loss }   slot 1 { text | hash, loss }      steps take turns
@@ -10,47 +10,58 @@
 //!
 //! `trainer` uses it.
 
-use lightering::backend::{Backend, Pinner};
-use lightering::{Bytes, PinnedPtr, PinnedRange, Result};
-use std::ptr::NonNull;
-use std::sync::Arc;
+use lightering::backend::Backend;
+use lightering::pinned::{Block, Budget, Client, PinnedPool, PoolOptions};
+use lightering::{Bytes, Error, Misuse, Name, PinnedRange, Result};
+
+/// Memory is pinned in multiples of this.
+const GRAIN: u64 = 1 << 21;
 
 /// Pinned memory of the steps in flight.
 pub(crate) struct Staging {
-    pinner: Arc<dyn Pinner>,
-    bytes: Vec<u64>,
-    at: PinnedPtr,
+    client: Client,
+    block: Block,
 }
 
 impl Staging {
+    /// Pins `len` bytes, all zero.
     pub(crate) fn new(backend: &mut dyn Backend, len: Bytes) -> Result<Staging> {
-        let pinner = backend.pinner();
-        let mut bytes = vec![0u64; len.0.div_ceil(8) as usize];
-        let start = NonNull::from(&mut bytes[0]).cast();
-        // SAFETY: the vector lives until the registration ends, in `drop`.
-        let at = unsafe { pinner.register(start, Bytes(bytes.len() as u64 * 8)) }?;
-        Ok(Staging { pinner, bytes, at })
+        let bytes = Bytes(len.0.saturating_mul(2).next_multiple_of(GRAIN));
+        let options = PoolOptions {
+            budget: Budget::Bytes(bytes),
+            arena_bytes: bytes,
+            arena_bytes_max: bytes,
+            ..PoolOptions::default()
+        };
+        let pool = PinnedPool::new(backend.pinner(), options)?;
+        let mut client = pool.client(backend.fence(), Bytes::MAX)?;
+        let mut block = client.lend(len, Name::new("staging"))?.block;
+        block.write(Bytes::ZERO, &vec![0; len.to_usize()?])?;
+        Ok(Staging { client, block })
     }
 
+    /// The device's address of a part.
     pub(crate) fn range(&self, offset: u64, len: u64) -> Result<PinnedRange> {
-        PinnedRange::new(self.at.offset(Bytes(offset))?, Bytes(len))
+        let range = self.block.trunk(Bytes(offset), Bytes(len))?;
+        if range.len() == Bytes(len) {
+            return Ok(range);
+        }
+        let error = Error::usage(Misuse::OutOfRange, "staging").bytes(Bytes(len));
+        Err(error.detail("a part does not lie in one registration"))
     }
 
+    /// Writes a part that no copy is reading.
     pub(crate) fn write(&mut self, offset: u64, from: &[u8]) -> Result<()> {
-        let to: &mut [u8] = bytemuck::cast_slice_mut(&mut self.bytes);
-        to[offset as usize..][..from.len()].copy_from_slice(from);
-        Ok(())
+        self.block.write(Bytes(offset), from)
     }
 
+    /// Reads a part that no copy is writing.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let from: &[u8] = bytemuck::cast_slice(&self.bytes);
-        into.copy_from_slice(&from[offset as usize..][..into.len()]);
-        Ok(())
+        self.block.read(Bytes(offset), into)
     }
-}
 
-impl Drop for Staging {
-    fn drop(&mut self) {
-        let _ = self.pinner.unregister(self.at);
+    /// Gives the memory back; no copy of it is in flight.
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.client.give_back(self.block, None).map_err(Error::from)
     }
 }

@@ -16,6 +16,7 @@
 use crate::args::Mode;
 use crate::inputs::{Inputs, Moved};
 use crate::kernel::tally::STATE_BYTES;
+use crate::meter::Meter;
 use crate::model::{Model, Slab};
 use crate::queue::Queue;
 use crate::shape::{Shape, aligned};
@@ -52,6 +53,7 @@ pub(crate) struct Trainer<'a> {
     text: &'a Text,
     inputs: &'a mut dyn Inputs,
     stream: StreamId,
+    meter: Meter,
     staging: Staging,
     model: Model,
     /// Inner results that the mode keeps, by layer.
@@ -77,10 +79,11 @@ impl<'a> Trainer<'a> {
         shape: Shape,
         text: &'a Text,
         inputs: &'a mut dyn Inputs,
+        meter: Meter,
     ) -> Result<Trainer<'a>> {
         let staging = Staging::new(inputs.backend(), Bytes(2 * slot_bytes(&shape)))?;
+        let stream = inputs.stream();
         let backend = inputs.backend();
-        let stream = backend.create_stream()?;
         let mut event = || backend.create_event(Timing::On);
         let events = [event()?, event()?, event()?];
         let mut queue = Queue::new(backend, stream);
@@ -89,11 +92,12 @@ impl<'a> Trainer<'a> {
         let losses = queue.take(shape.tokens * 4)?;
         let kept = (0..shape.layers).map(|_| None).collect();
         let keep_all = mode == Mode::None;
-        let trainer = Trainer {
+        Ok(Trainer {
             shape,
             text,
             inputs,
             stream,
+            meter,
             staging,
             model,
             kept,
@@ -101,8 +105,7 @@ impl<'a> Trainer<'a> {
             tokens,
             losses,
             events,
-        };
-        Ok(trainer)
+        })
     }
 
     /// Runs `steps` steps; `progress` is told of each that is done, with its loss.
@@ -114,7 +117,6 @@ impl<'a> Trainer<'a> {
     ) -> Result<Outcome> {
         // The steps' time is theirs alone: the model's first numbers are made before it.
         self.inputs.backend().sync()?;
-        self.inputs.backend().reset_peak();
         self.record(0)?;
         let mut reads: Vec<Read> = Vec::new();
         let mut memory = (Bytes::ZERO, Bytes::ZERO);
@@ -134,7 +136,7 @@ impl<'a> Trainer<'a> {
         reads.push(self.finish(steps - 1)?);
         progress(steps, reads.last().map_or(0.0, |read| read.loss));
         moved.1 = self.inputs.moved();
-        let peak = self.inputs.backend().memory()?.peak;
+        let peak = self.meter.peak();
         self.close()?;
         Ok(outcome(mode, &reads, memory, moved, peak))
     }
@@ -146,14 +148,15 @@ impl<'a> Trainer<'a> {
         let y = self.forward()?;
         let mut memory = None;
         if measure {
-            let before = self.inputs.backend().memory()?.allocated;
-            self.inputs.flush(self.stream)?;
-            memory = Some((before, self.inputs.backend().memory()?.allocated));
+            let before = self.meter.taken();
+            self.inputs.flush()?;
+            memory = Some((before, self.meter.taken()));
         }
         self.backward(y, step)?;
         let to =
             self.staging.range(self.slot(step) + aligned(self.shape.tokens + 1), STATE_BYTES)?;
         self.inputs.backend().copy_out(to, self.model.tally, self.stream)?;
+        self.inputs.end_step()?;
         Ok(memory)
     }
 
@@ -170,19 +173,19 @@ impl<'a> Trainer<'a> {
     /// Enqueues the layers' forward; returns the last layer's output.
     fn forward(&mut self) -> Result<DeviceRange> {
         let (stream, layers) = (self.stream, self.kept.len());
-        let mut x = self.inputs.take(0, stream)?;
+        let mut x = self.inputs.take(0)?;
         let mut queue = Queue::new(self.inputs.backend(), stream);
         self.model.embed(&mut queue, self.tokens, x)?;
         for layer in 0..layers {
             let y = if layer + 1 < layers {
-                self.inputs.take(layer + 1, stream)?
+                self.inputs.take(layer + 1)?
             } else {
                 Queue::new(self.inputs.backend(), stream).take(self.shape.boundary_bytes().0)?
             };
             let mut queue = Queue::new(self.inputs.backend(), stream);
             let keep = self.keep_all;
             self.kept[layer] = self.model.forward(&mut queue, layer as u64, x, y, keep)?;
-            self.inputs.keep(layer, stream)?;
+            self.inputs.keep(layer)?;
             x = y;
         }
         Ok(x)
@@ -194,11 +197,11 @@ impl<'a> Trainer<'a> {
         let mut queue = Queue::new(self.inputs.backend(), stream);
         self.model.head(&mut queue, self.tokens, y, self.losses)?;
         for layer in (0..self.kept.len()).rev() {
-            let x = self.inputs.restore(layer, stream)?;
+            let x = self.inputs.restore(layer)?;
             let kept = self.kept[layer].take();
             let mut queue = Queue::new(self.inputs.backend(), stream);
             self.model.backward(&mut queue, layer as u64, x, kept, y)?;
-            self.inputs.done(layer, stream)?;
+            self.inputs.done(layer)?;
         }
         let mut queue = Queue::new(self.inputs.backend(), stream);
         self.model.finish(&mut queue, self.tokens, y, self.losses, step)?;
@@ -239,7 +242,8 @@ impl<'a> Trainer<'a> {
         for event in self.events {
             backend.close_event(event)?;
         }
-        backend.close_stream(self.stream)
+        self.staging.close()?;
+        self.inputs.close()
     }
 }
 
