@@ -1,0 +1,257 @@
+//! The command line.
+//!
+//! What it is not: it opens no file and no device, so all it can say is that a word is wrong.
+//!
+//! Invariant: what it accepts is in range; every refusal is one line that names the option.
+//!
+//! ```text
+//!   words -> parse -> Run(Options) | Help | "--layers 0: must be 1 to 4096"
+//! ```
+//!
+//! `main` uses it.
+
+use crate::shape::Shape;
+use lightering::{Bytes, DeviceId};
+
+/// What `--help` prints.
+pub(crate) const HELP: &str = "\
+Trains a byte-level language model on a text and compares ways of keeping the layers' inputs.
+
+Usage: train [options]
+
+  --text FILE           the text to learn (default: the one shipped in examples/data)
+  --device NAME         auto, sim or cuda:N (default: auto)
+  --modes LIST          of none, checkpoint, checkpoint+offload, with commas (default: all)
+  --layers N            residual blocks (default: 8)
+  --hidden N            channels of a token, a multiple of 8 (default: 256)
+  --tokens N            bytes of text in a step, one stretch (default: 512)
+  --steps N             steps in each mode (default: 32)
+  --keep-last N         last layers' inputs that stay on the device (default: 1)
+  --pinned-bytes SIZE   most pinned host memory, such as 512MiB (default: what the inputs need)
+  --prefetch-bytes SIZE how far to bring back ahead of use (default: two layers' inputs)
+  --json                one line of JSON a mode on standard output
+  --help                this text
+";
+
+/// Where the model runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// A real device where there is one, else the simulated one.
+    Auto,
+    /// The simulated device.
+    Sim,
+    /// A real one.
+    Cuda(DeviceId),
+}
+
+/// What happens to a layer's input between its forward and its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It stays, and all inner results stay with it.
+    None,
+    /// It stays; inner results are made anew.
+    Checkpoint,
+    /// It goes to pinned host memory and comes back; inner results are made anew.
+    Offload,
+}
+
+impl Mode {
+    const ALL: [Mode; 3] = [Mode::None, Mode::Checkpoint, Mode::Offload];
+
+    /// As the command line and the reports call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Mode::None => "none",
+            Mode::Checkpoint => "checkpoint",
+            Mode::Offload => "checkpoint+offload",
+        }
+    }
+}
+
+/// Everything the command line says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// The text's file; the one shipped where there is none.
+    pub(crate) text: Option<String>,
+    pub(crate) device: Device,
+    pub(crate) modes: Vec<Mode>,
+    pub(crate) shape: Shape,
+    pub(crate) steps: u64,
+    pub(crate) keep_last: u64,
+    /// The most pinned host memory; chosen from the shape where there is none.
+    pub(crate) pinned: Option<Bytes>,
+    /// How far to bring back ahead of use; chosen from the shape where there is none.
+    pub(crate) prefetch: Option<Bytes>,
+    pub(crate) json: bool,
+}
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Run(Options),
+    Help,
+}
+
+const STEPS_MAX: u64 = 1_000_000;
+/// The simulated device computes in single precision.
+const ELEMENT: u64 = 4;
+
+/// Reads the words after the program's name.
+pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, String> {
+    let (mut layers, mut hidden, mut tokens) = (8, 256, 512);
+    let mut options = Options {
+        text: None,
+        device: Device::Auto,
+        modes: Mode::ALL.to_vec(),
+        shape: Shape::new(layers, hidden, tokens, ELEMENT)?,
+        steps: 32,
+        keep_last: 1,
+        pinned: None,
+        prefetch: None,
+        json: false,
+    };
+    while let Some(word) = words.next() {
+        let (name, attached) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_string())),
+            None => (word.as_str(), None),
+        };
+        if let ("--help" | "-h" | "--json", Some(_)) = (name, &attached) {
+            return Err(format!("{name}: takes no value"));
+        }
+        let mut value = || {
+            attached
+                .clone()
+                .or_else(|| words.next())
+                .ok_or_else(|| format!("{name}: needs a value"))
+        };
+        match name {
+            "--help" | "-h" => return Ok(Command::Help),
+            "--json" => options.json = true,
+            "--text" => options.text = Some(value()?),
+            "--device" => options.device = device(&value()?)?,
+            "--modes" => options.modes = modes(&value()?)?,
+            "--layers" => layers = count(name, &value()?)?,
+            "--hidden" => hidden = count(name, &value()?)?,
+            "--tokens" => tokens = count(name, &value()?)?,
+            "--steps" => options.steps = count(name, &value()?)?,
+            "--keep-last" => options.keep_last = count(name, &value()?)?,
+            "--pinned-bytes" => options.pinned = Some(size(name, &value()?)?),
+            "--prefetch-bytes" => options.prefetch = Some(size(name, &value()?)?),
+            _ => return Err(format!("{word}: no such option; --help lists them")),
+        }
+    }
+    options.shape = Shape::new(layers, hidden, tokens, ELEMENT)?;
+    if options.steps == 0 || options.steps > STEPS_MAX {
+        return Err(format!("--steps {}: must be 1 to {STEPS_MAX}", options.steps));
+    }
+    Ok(Command::Run(options))
+}
+
+fn count(name: &str, text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{name} {text}: not a number from 0 to {}", u64::MAX))
+}
+
+fn size(name: &str, text: &str) -> Result<Bytes, String> {
+    text.parse().map_err(|error| format!("{name} {text}: {error}"))
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    match (text, text.strip_prefix("cuda:").map(str::parse)) {
+        ("auto", _) => Ok(Device::Auto),
+        ("sim", _) => Ok(Device::Sim),
+        (_, Some(Ok(ordinal))) => Ok(Device::Cuda(DeviceId(ordinal))),
+        _ => Err(format!("--device {text}: must be auto, sim or cuda:N")),
+    }
+}
+
+fn modes(text: &str) -> Result<Vec<Mode>, String> {
+    let one = |name: &str| {
+        let known = Mode::ALL.into_iter().find(|mode| mode.name() == name);
+        known.ok_or_else(|| {
+            format!("--modes {name}: must be none, checkpoint or checkpoint+offload, with commas")
+        })
+    };
+    text.split(',').map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Result<Command, String> {
+        parse(line.split_whitespace().map(String::from))
+    }
+
+    fn options(line: &str) -> Options {
+        match of(line) {
+            Ok(Command::Run(options)) => options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_option_is_read() {
+        let read = options(
+            "--text a.txt --device cuda:3 --modes checkpoint,checkpoint+offload --layers=2 --hidden 16 \
+             --tokens 32 --steps 5 --keep-last 0 --pinned-bytes 1GiB --prefetch-bytes 64KiB --json",
+        );
+        let wanted = Options {
+            text: Some(String::from("a.txt")),
+            device: Device::Cuda(DeviceId(3)),
+            modes: vec![Mode::Checkpoint, Mode::Offload],
+            shape: Shape::new(2, 16, 32, 4).unwrap(),
+            steps: 5,
+            keep_last: 0,
+            pinned: Some(Bytes::gib(1)),
+            prefetch: Some(Bytes::kib(64)),
+            json: true,
+        };
+        assert_eq!(read, wanted);
+        assert_eq!(of("--layers 0 --help"), Ok(Command::Help));
+    }
+
+    #[test]
+    fn every_bad_word_is_named_in_one_line() {
+        for line in [
+            "--layers 0",
+            "--hidden 0",
+            "--hidden 9",
+            "--tokens 0",
+            "--steps 0",
+            "--steps 99999999999999999999",
+            "--layers -1",
+            "--tokens 1e9",
+            "--hidden 1000000000000",
+            "--pinned-bytes much",
+            "--prefetch-bytes 99999999999GiB",
+            "--device cuda",
+            "--device cuda:x",
+            "--device tpu",
+            "--modes all",
+            "--modes none,",
+            "--text",
+            "--json=yes",
+            "--unknown",
+            "word",
+        ] {
+            let error = of(line).unwrap_err();
+            let name = line.split([' ', '=']).next().unwrap();
+            assert!(error.starts_with(name) && !error.contains('\n'), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_help_names_every_option_and_its_default() {
+        let read = options("");
+        for (name, default) in [
+            ("--layers", read.shape.layers),
+            ("--hidden", read.shape.hidden),
+            ("--tokens", read.shape.tokens),
+            ("--steps", read.steps),
+            ("--keep-last", read.keep_last),
+        ] {
+            let line = HELP.lines().find(|line| line.trim_start().starts_with(name)).unwrap();
+            assert!(line.contains(&format!("default: {default}")), "{line}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Trains a byte-level language model on a text, three times: with everything kept on the device,
+//! with each layer's input kept and the rest made anew, and with those inputs moved to the host.
+//!
+//! What it is not: a framework. Forward and backward are written out for this one model, so that
+//! nothing stands between the engine and the steps it is measured on.
+//!
+//! Invariant: the modes differ in where bytes lie and when, never in a bit of a gradient; a run in
+//! which they do ends with an error.
+//!
+//! ```text
+//!   main ---- args, text, device, report, progress          what the user says and sees
+//!    |
+//!   trainer - inputs (stay | go and come back), staging     the steps
+//!    |
+//!   model --- layout, kernel/*, queue, shape                the arithmetic
+//! ```
+//!
+//! Run it with `cargo run --release --example train -- --help`.
+
+mod args;
+mod device;
+mod inputs;
+mod kernel;
+mod layout;
+mod meter;
+mod model;
+mod offload;
+mod progress;
+mod queue;
+#[cfg(test)]
+mod reference;
+mod report;
+mod shape;
+mod staging;
+#[cfg(test)]
+mod tests;
+mod text;
+mod trainer;
+
+use args::{Command, Mode, Options};
+use inputs::{Inputs, Resident};
+use lightering::Error;
+use lightering::backend::About;
+use offload::Offloaded;
+use progress::Progress;
+use std::io::Write;
+use std::process::ExitCode;
+use text::Text;
+use trainer::{Outcome, Trainer};
+
+/// Why the run ended early. One line each.
+#[derive(Debug)]
+enum Failure {
+    /// What was asked for cannot be done; exit status 2.
+    Input(String),
+    /// It went wrong on the way; exit status 1.
+    Run(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Run(error.to_string())
+    }
+}
+
+fn main() -> ExitCode {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let (mut out, mut err) = (std::io::stdout(), std::io::stderr());
+    let (text, status) = match run(words, &mut out, &mut err) {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Input(text)) => (text, 2),
+        Err(Failure::Run(text)) => (text, 1),
+    };
+    // There is nobody left to tell that standard error is gone.
+    let _ = writeln!(err, "train: {text}");
+    ExitCode::from(status)
+}
+
+/// The whole program; results go to `out`, everything else to `err`.
+fn run(
+    words: impl Iterator<Item = String>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> Result<(), Failure> {
+    let options = match args::parse(words).map_err(Failure::Input)? {
+        Command::Run(options) => options,
+        Command::Help => return say(out, args::HELP),
+    };
+    let text = Text::open(options.text.as_deref()).map_err(Failure::Input)?;
+    let plan = device::plan(&options).map_err(Failure::Input)?;
+    say(err, &greeting(&options, &text, &plan))?;
+    let mut outcomes = Vec::new();
+    for mode in &options.modes {
+        let outcome = train(&options, &plan, &text, *mode, err)?;
+        if options.json {
+            say(out, &format!("{}\n", report::json(&options, &plan.about, &outcome)))?;
+        }
+        outcomes.push(outcome);
+    }
+    let table = report::table(&options, &plan.about, &outcomes);
+    say(if options.json { err } else { out }, &table)?;
+    match report::difference(&outcomes) {
+        Some(difference) => Err(Failure::Run(difference)),
+        None => Ok(()),
+    }
+}
+
+/// Runs one mode's steps on a device of its own.
+fn train(
+    options: &Options,
+    plan: &device::Plan,
+    text: &Text,
+    mode: Mode,
+    err: &mut dyn Write,
+) -> Result<Outcome, Failure> {
+    let shape = options.shape;
+    let (layers, bytes) = (shape.layers as usize, shape.boundary_bytes());
+    let opened = plan.open()?;
+    let meter = opened.meter.clone();
+    let mut inputs: Box<dyn Inputs> = match mode {
+        Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
+        Mode::Offload => {
+            let keep_last = options.keep_last.min(shape.layers) as usize;
+            Box::new(Offloaded::new(opened, plan, layers, bytes, keep_last)?)
+        }
+    };
+    let outcome = {
+        let mut progress = Progress::new(mode.name(), options.steps, err);
+        let trainer = Trainer::new(mode, shape, text, &mut *inputs, meter)?;
+        trainer.run(mode, options.steps, &mut |done, loss| progress.show(done, loss))?
+    };
+    if outcome.moved.refused > 0 {
+        let words = format!(
+            "{}: {} of {} layers' inputs stayed on the device: no room in {} of pinned memory\n",
+            mode.name(),
+            outcome.moved.refused,
+            shape.layers,
+            plan.pinned
+        );
+        say(err, &words)?;
+    }
+    Ok(outcome)
+}
+
+/// What is said before the first step.
+fn greeting(options: &Options, text: &Text, plan: &device::Plan) -> String {
+    let About { name, simulated, .. } = &plan.about;
+    let shape = &options.shape;
+    let mut words = format!(
+        "text: {} bytes, unigram entropy {:.3} nats a byte\ndevice: {name}",
+        text.len(),
+        text.unigram_entropy()
+    );
+    if let Some(reason) = &plan.reason {
+        words += &format!(", because cuda:0 is not to be had ({reason})");
+    }
+    if *simulated {
+        words += "; all times are simulated";
+    }
+    words += &format!(
+        "\nmodel: {} layers x {} tokens x {} channels x {} bytes = {} of layers' inputs a step\n",
+        shape.layers,
+        shape.tokens,
+        shape.hidden,
+        shape.element,
+        shape.boundaries_bytes()
+    );
+    words
+}
+
+fn say(to: &mut dyn Write, text: &str) -> Result<(), Failure> {
+    let wrote = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+    wrote.map_err(|error| Failure::Run(format!("output: {error}")))
+}

@@ -1,0 +1,140 @@
+//! Layers' inputs go to pinned host memory after their forward and come back for their backward.
+//!
+//! What it is not: it orders no copy and chooses no block. The engine does; this is what a training
+//! loop has to say to it.
+//!
+//! Invariant: all pinned memory that the inputs need is page-locked before the first step, as far as
+//! the budget goes; an input that finds no room stays on the device.
+//!
+//! ```text
+//!   take: engine.alloc      keep: checkpoint.keep      restore, done: checkpoint's
+//!   the compute stream is the model's own; the engine knows it by its raw handle
+//! ```
+//!
+//! `main` makes one for the mode `checkpoint+offload`; `trainer` uses it.
+
+use crate::device::{Opened, Plan};
+use crate::inputs::{Inputs, Moved};
+use lightering::adapter::Checkpoint;
+use lightering::backend::Backend;
+use lightering::pinned::{Budget, PinnedPool, PoolOptions};
+use lightering::policy::Kept;
+use lightering::storage::Storage;
+use lightering::{Bytes, DeviceRange, Engine, Error, Misuse, Options, Result, StreamId};
+
+/// Memory is pinned in whole pages.
+const PAGE: u64 = 4096;
+
+/// Inputs that leave and come back.
+pub(crate) struct Offloaded {
+    backend: Box<dyn Backend>,
+    stream: StreamId,
+    engine: Engine,
+    /// The engine's name of `stream`.
+    compute: StreamId,
+    checkpoint: Checkpoint,
+    /// Inputs taken and not kept yet, by layer.
+    taken: Vec<Option<Storage>>,
+    bytes: Bytes,
+}
+
+impl Offloaded {
+    /// An engine for `layers` inputs of `bytes` bytes each, of which the last `keep_last` stay.
+    pub(crate) fn new(
+        opened: Opened,
+        plan: &Plan,
+        layers: usize,
+        bytes: Bytes,
+        keep_last: usize,
+    ) -> Result<Offloaded> {
+        let Opened { mut backend, engine: device, .. } = opened;
+        // A pool has at least one byte; it holds no input then, as any budget too small.
+        let budget = Bytes(plan.pinned.0.max(1));
+        let options = PoolOptions { budget: Budget::Bytes(budget), ..PoolOptions::default() };
+        let pool = PinnedPool::new(backend.pinner(), options)?;
+        let moved = layers.saturating_sub(keep_last) as u64;
+        let needed = moved.saturating_mul(room(bytes).0).min(pool.budget().0 / PAGE * PAGE);
+        if needed >= room(bytes).0 {
+            pool.reserve(Bytes(needed))?;
+        }
+        let options = Options {
+            keep_last_count: keep_last,
+            storage_bytes_min: Bytes::ZERO,
+            prefetch_bytes_max: plan.prefetch,
+            prefetch_count_max: layers,
+            // Two inputs on their way out, as two on their way in: double buffering.
+            unreleased_bytes_max: Bytes(bytes.0.saturating_mul(2)),
+            ..Options::default()
+        };
+        let mut engine = Engine::new(device, &pool, options)?;
+        let stream = backend.create_stream()?;
+        let compute = engine.adopt_stream(backend.raw_stream(stream)?)?;
+        let taken = (0..layers).map(|_| None).collect();
+        let checkpoint = Checkpoint::new();
+        Ok(Offloaded { backend, stream, engine, compute, checkpoint, taken, bytes })
+    }
+}
+
+/// What a block of the pool takes for an input, at most: an eighth more, in whole pages.
+pub(crate) fn room(bytes: Bytes) -> Bytes {
+    Bytes(bytes.saturating_add(Bytes(bytes.0 / 8)).0.div_ceil(PAGE).saturating_mul(PAGE))
+}
+
+impl Inputs for Offloaded {
+    fn backend(&mut self) -> &mut dyn Backend {
+        &mut *self.backend
+    }
+
+    fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    fn take(&mut self, layer: usize) -> Result<DeviceRange> {
+        assert!(self.taken[layer].is_none(), "a layer's input is taken once a step");
+        let name = format!("layer.{layer}.input");
+        let storage = self.engine.alloc(self.bytes, self.compute, name.as_str())?;
+        let range = self.engine.range(storage.id())?;
+        self.taken[layer] = Some(storage);
+        Ok(range)
+    }
+
+    fn keep(&mut self, layer: usize) -> Result<()> {
+        let Some(storage) = self.taken[layer].take() else {
+            return Err(Error::usage(Misuse::NotThere, "keep"));
+        };
+        let number = self.checkpoint.keep(&mut self.engine, storage, self.compute)?;
+        assert!(number == layer, "layers are kept in their order");
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.engine.flush(self.compute)
+    }
+
+    fn restore(&mut self, layer: usize) -> Result<DeviceRange> {
+        self.checkpoint.restore(&mut self.engine, layer, self.compute)
+    }
+
+    fn done(&mut self, layer: usize) -> Result<()> {
+        self.checkpoint.done(&mut self.engine, layer, self.compute)
+    }
+
+    fn end_step(&mut self) -> Result<()> {
+        self.checkpoint.end_step(&mut self.engine)
+    }
+
+    fn moved(&self) -> Moved {
+        let stats = self.engine.stats();
+        let refused = [Kept::NoPinnedRoom, Kept::LaneFull].map(|why| stats.kept_for(why).count);
+        Moved {
+            out: Bytes(stats.seam.bytes_out),
+            freed: Bytes(stats.released_bytes),
+            refused: refused.iter().sum(),
+        }
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.engine.shutdown()?;
+        self.backend.close_stream(self.stream)
+    }
+}

@@ -1,0 +1,125 @@
+//! The table of modes, their lines of JSON, and the comparison of their gradients.
+//!
+//! What it is not: it measures nothing.
+//!
+//! Invariant: a line of JSON has the same fields in the same order in every mode, and no text from
+//! outside but the device's name.
+//!
+//! ```text
+//!   Outcome per mode -> table (people) | one JSON object a line (programs) | "the gradients differ"
+//! ```
+//!
+//! `main` uses it.
+
+use crate::args::{Mode, Options};
+use crate::trainer::Outcome;
+use lightering::Bytes;
+use lightering::backend::About;
+use std::fmt::Write;
+
+/// The outcome as one JSON object.
+pub(crate) fn json(options: &Options, about: &About, outcome: &Outcome) -> String {
+    let shape = &options.shape;
+    let device =
+        if about.simulated { String::from("sim") } else { format!("cuda:{}", about.device.0) };
+    let mut fields = String::new();
+    let mut field = |name: &str, value: String| {
+        let comma = if fields.is_empty() { "" } else { ", " };
+        // Writing to a string cannot fail.
+        let _ = write!(fields, "{comma}\"{name}\": {value}");
+    };
+    field("mode", quoted(outcome.mode.name()));
+    field("device", quoted(&device));
+    field("simulated", about.simulated.to_string());
+    field("layers", shape.layers.to_string());
+    field("hidden", shape.hidden.to_string());
+    field("tokens", shape.tokens.to_string());
+    field("steps", options.steps.to_string());
+    field("keep_last", options.keep_last.to_string());
+    field("loss", number(outcome.loss));
+    field("first_loss", number(outcome.first_loss));
+    field("grad_checksum", quoted(&hash(outcome.checksum)));
+    for (name, bytes) in [
+        ("peak_device_bytes", outcome.peak),
+        ("after_forward_device_bytes", outcome.after_forward),
+        ("after_flush_device_bytes", outcome.after_flush),
+        ("boundary_bytes", shape.boundaries_bytes()),
+        ("moved_bytes", outcome.moved.out),
+        ("freed_bytes", outcome.moved.freed),
+    ] {
+        field(name, bytes.0.to_string());
+    }
+    field("first_step_seconds", number(outcome.first_step.as_secs_f64()));
+    field("step_seconds", number(outcome.step.as_secs_f64()));
+    format!("{{{fields}}}")
+}
+
+/// All outcomes as a table with a head line.
+pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> String {
+    let times = if about.simulated { "step (simulated)" } else { "step" };
+    let mut text = String::new();
+    let mut row = |cells: [&str; 9]| {
+        let [mode, peak, forward, flush, first, step, loss, hash, moved] = cells;
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{mode:18} {peak:>11} {forward:>13} {flush:>11} {first:>11} {step:>16} {loss:>7} \
+             {hash:>16} {moved:>23}"
+        );
+    };
+    row([
+        "mode",
+        "peak",
+        "after forward",
+        "after flush",
+        "first step",
+        times,
+        "loss",
+        "gradients",
+        "moved of inputs",
+    ]);
+    for outcome in outcomes {
+        row([
+            outcome.mode.name(),
+            &outcome.peak.to_string(),
+            &outcome.after_forward.to_string(),
+            &outcome.after_flush.to_string(),
+            &format!("{:.2?}", outcome.first_step),
+            &format!("{:.2?}", outcome.step),
+            &format!("{:.4}", outcome.loss),
+            &hash(outcome.checksum),
+            &format!("{} of {}", outcome.moved.out, wanted(options, outcome.mode)),
+        ]);
+    }
+    text
+}
+
+/// The two modes whose gradients differ first, as a sentence.
+pub(crate) fn difference(outcomes: &[Outcome]) -> Option<String> {
+    let (first, others) = outcomes.split_first()?;
+    let other = others.iter().find(|other| other.checksum != first.checksum)?;
+    let (a, b) = (first.mode.name(), other.mode.name());
+    let (x, y) = (hash(first.checksum), hash(other.checksum));
+    Some(format!("the gradients of {a} and {b} differ: {x} and {y}"))
+}
+
+/// Bytes that the mode should move in a step.
+fn wanted(options: &Options, mode: Mode) -> Bytes {
+    match mode {
+        Mode::Offload => options.shape.boundaries_bytes(),
+        Mode::None | Mode::Checkpoint => Bytes::ZERO,
+    }
+}
+
+fn hash(checksum: u64) -> String {
+    format!("{checksum:016x}")
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.escape_default())
+}
+
+/// JSON has no infinities.
+fn number(value: f64) -> String {
+    if value.is_finite() { value.to_string() } else { String::from("null") }
+}

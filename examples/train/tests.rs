@@ -1,0 +1,118 @@
+//! The whole program, run as a user runs it, on small sizes.
+//!
+//! The faults guarded against: modes that differ in a gradient and do not say so; bad input that
+//! panics, or ends without a line that names it; JSON mixed with talk.
+
+use super::*;
+
+const SMALL: &str = "--device sim --layers 3 --hidden 16 --tokens 24 --steps 4";
+
+/// Runs the program; what it wrote to its two outputs, and how it ended.
+fn of(line: &str) -> (String, String, Result<(), Failure>) {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let ended = run(line.split_whitespace().map(String::from), &mut out, &mut err);
+    (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap(), ended)
+}
+
+fn field<'a>(json: &'a str, name: &str) -> &'a str {
+    let (_, rest) = json.split_once(&format!("\"{name}\": ")).unwrap();
+    rest.split([',', '}']).next().unwrap()
+}
+
+#[test]
+fn every_mode_gives_the_same_gradients() {
+    let (out, _, ended) = of(&format!("{SMALL} --json"));
+    ended.unwrap();
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 3, "standard output holds the lines of JSON alone");
+    for (line, mode) in lines.iter().zip(["none", "checkpoint", "checkpoint+offload"]) {
+        assert_eq!(field(line, "mode"), format!("\"{mode}\""));
+        for name in ["grad_checksum", "loss", "first_loss", "boundary_bytes"] {
+            assert_eq!(field(line, name), field(lines[0], name), "{mode} {name}");
+        }
+        assert_eq!(field(line, "simulated"), "true");
+    }
+    assert_eq!(field(lines[0], "boundary_bytes"), (3 * 16 * 24 * 4).to_string());
+}
+
+#[test]
+fn two_runs_are_equal_in_every_figure() {
+    let line = format!("{SMALL} --json --modes checkpoint,checkpoint");
+    let (first, _, ended) = of(&line);
+    ended.unwrap();
+    assert_eq!(first, of(&line).0);
+    let lines: Vec<&str> = first.lines().collect();
+    assert_eq!(lines[0], lines[1]);
+}
+
+#[test]
+fn a_table_says_that_times_are_simulated() {
+    let (out, err, ended) = of(&format!("{SMALL} --modes none"));
+    ended.unwrap();
+    assert!(out.contains("simulated") && out.lines().count() == 2, "{out}");
+    assert!(err.contains("simulated") && err.contains("entropy"), "{err}");
+    assert!(of("--help").0.contains("--prefetch-bytes"));
+}
+
+#[test]
+fn the_smallest_sizes_work() {
+    let (out, _, ended) = of("--device sim --layers 1 --hidden 8 --tokens 1 --steps 1 --json");
+    ended.unwrap();
+    assert_eq!(out.lines().count(), 3);
+}
+
+#[test]
+fn bad_input_is_one_line_with_its_cause() {
+    for (line, cause) in [
+        ("--text /nonexistent/text", "--text /nonexistent/text: "),
+        ("--text /", "--text /: "),
+        ("--text /dev/null", "empty"),
+        ("--layers 0", "--layers 0"),
+        ("--device cuda:4000000000", "cuda:4000000000"),
+        ("--device sim --layers 4096 --hidden 131072 --tokens 16777216", "--tokens"),
+        ("--device sim --layers 8 --hidden 131072", "--hidden"),
+        ("--device sim --pinned-bytes 8000TiB", "--pinned-bytes"),
+    ] {
+        let (out, err, ended) = of(line);
+        let Err(Failure::Input(text)) = ended else { panic!("{line}: {ended:?}") };
+        assert!(text.contains(cause) && !text.contains('\n'), "{line}: {text}");
+        assert!(out.is_empty() && err.is_empty(), "{line}: {out}{err}");
+    }
+}
+
+#[test]
+fn gradients_that_differ_in_one_bit_are_an_error() {
+    let outcome = |mode, checksum| Outcome {
+        mode,
+        first_loss: 1.0,
+        loss: f64::NAN,
+        checksum,
+        peak: lightering::Bytes(1),
+        after_forward: lightering::Bytes(1),
+        after_flush: lightering::Bytes(1),
+        moved: inputs::Moved::default(),
+        first_step: std::time::Duration::ZERO,
+        step: std::time::Duration::ZERO,
+    };
+    let pair = |a, b| [outcome(Mode::Checkpoint, a), outcome(Mode::Offload, b)];
+    assert_eq!(report::difference(&pair(7, 7)), None);
+    let text = report::difference(&pair(7, 7 | 1 << 63)).unwrap();
+    assert!(text.contains("checkpoint and checkpoint+offload differ") && !text.contains('\n'));
+    assert_eq!(report::difference(&[]), None);
+}
+
+#[test]
+fn a_closed_output_is_an_error_not_a_panic() {
+    struct Closed;
+    impl Write for Closed {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(std::io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let words = format!("{SMALL} --json --modes none");
+    let ended = run(words.split_whitespace().map(String::from), &mut Closed, &mut Vec::new());
+    assert!(matches!(ended, Err(Failure::Run(text)) if text.contains("output")));
+}
