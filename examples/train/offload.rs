@@ -3,8 +3,8 @@
 //! What it is not: it orders no copy and chooses no block. The engine does; this is what a training
 //! loop has to say to it.
 //!
-//! Invariant: all pinned memory that the inputs need is page-locked before the first step, as far as
-//! the budget goes; an input that finds no room stays on the device.
+//! Invariant: all pinned memory that the inputs need is page-locked before the first step, as far
+//! as the budget goes; an input that finds no room stays on the device.
 //!
 //! ```text
 //!   take: engine.alloc      keep: checkpoint.keep      restore, done: checkpoint's
