@@ -80,13 +80,16 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
     }
 }
 
-/// The device for two users, and why it is a simulated one where nobody asked for that.
-fn open(spec: Spec) -> Result<([Box<dyn Backend>; 2], Option<Error>)> {
-    let simulated = |ordinal| -> Result<[Box<dyn Backend>; 2]> {
+/// One device for two users.
+type Pair = [Box<dyn Backend>; 2];
+
+/// The device, and why it is a simulated one where nobody asked for that.
+fn open(spec: Spec) -> Result<(Pair, Option<Error>)> {
+    let simulated = |ordinal| -> Result<Pair> {
         let world = World::new(Config::default());
         Ok([Box::new(world.device(ordinal)?), Box::new(world.device(ordinal)?)])
     };
-    let cuda = |ordinal| -> Result<[Box<dyn Backend>; 2]> {
+    let cuda = |ordinal| -> Result<Pair> {
         if BUSY.ptx.is_none() {
             return Err(Error::usage(Misuse::BadKernel, "open").detail(BUSY.name));
         }

@@ -192,8 +192,12 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let read = options(
-            "--text a.txt --device cuda:3 --modes checkpoint,checkpoint+offload --layers=2 \
-             --hidden 16 --tokens 32 --steps 5 --keep-last 0 --pinned-bytes 1GiB --prefetch-bytes 64KiB --json",
+            &[
+                "--text a.txt --device cuda:3 --modes checkpoint,checkpoint+offload --layers=2",
+                "--hidden 16 --tokens 32 --steps 5 --keep-last 0 --pinned-bytes 1GiB",
+                "--prefetch-bytes 64KiB --json",
+            ]
+            .join(" "),
         );
         let wanted = Options {
             text: Some(String::from("a.txt")),
