@@ -169,7 +169,7 @@ fn steps(
         trainer.run(options.steps, &mut |done, loss| progress.show(done, loss))
     });
     if outcome.is_err() {
-        // What was enqueued still uses the memory that goes now. The first error is the one to tell.
+        // What was enqueued still uses the memory that goes now. The first error is what is told.
         let _ = inputs.backend().sync();
     }
     outcome
