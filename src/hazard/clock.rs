@@ -79,7 +79,7 @@ struct Lane {
     clock: Clock,
     device: DeviceId,
     is_stream: bool,
-    /// A new step began, or somebody learned of the current tick: the next access needs a new one.
+    /// A step began that has used no bytes yet; its first access takes a tick.
     needs_tick: bool,
     /// Version of the host's clock that was joined last.
     joined: u64,
@@ -206,23 +206,11 @@ impl Actors {
         } else {
             self.lanes[second].clock.raise(first, tick);
         }
-        // What `first` does later is not part of the favour.
-        if self.lanes[first].clock.at(first) == tick {
-            self.lanes[first].needs_tick = true;
-        }
     }
 
-    fn clock(&self, slot: usize) -> &Clock {
+    /// All that `slot` did and saw until now.
+    pub(super) fn clock(&self, slot: usize) -> &Clock {
         if slot == HOST { &self.host } else { &self.lanes[slot].clock }
-    }
-
-    /// Everything `slot` did and saw until now, for others to join.
-    pub(super) fn capture(&mut self, slot: usize) -> &Clock {
-        if slot == HOST {
-            return &self.host;
-        }
-        self.lanes[slot].needs_tick = true;
-        &self.lanes[slot].clock
     }
 
     /// `slot` joins a capture.
@@ -236,7 +224,6 @@ impl Actors {
 
     /// The host has heard from a worker.
     pub(super) fn answer(&mut self, worker: usize) {
-        self.lanes[worker].needs_tick = true;
         if self.host.join(&self.lanes[worker].clock) {
             self.host_moved();
         }
@@ -245,8 +232,7 @@ impl Actors {
     /// The host waited for every stream of `device`.
     pub(super) fn sync(&mut self, device: DeviceId) {
         let mut news = false;
-        for lane in self.lanes.iter_mut().filter(|lane| lane.is_stream && lane.device == device) {
-            lane.needs_tick = true;
+        for lane in self.lanes.iter().filter(|lane| lane.is_stream && lane.device == device) {
             news |= self.host.join(&lane.clock);
         }
         if news {
