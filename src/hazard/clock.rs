@@ -99,6 +99,9 @@ pub(super) struct Actors {
     /// Closed streams of whose end the host does not know.
     closing: Vec<usize>,
     closing_max: usize,
+    /// What closed streams saw that were forgotten before the host knew of their end: a sync still
+    /// waits for them.
+    ghosts: HashMap<DeviceId, Clock>,
     streams: HashMap<StreamId, usize>,
     workers: HashMap<(DeviceId, u32), usize>,
 }
@@ -235,6 +238,9 @@ impl Actors {
         for lane in self.lanes.iter().filter(|lane| lane.is_stream && lane.device == device) {
             news |= self.host.join(&lane.clock);
         }
+        if let Some(ghosts) = self.ghosts.get(&device) {
+            news |= self.host.join(ghosts);
+        }
         if news {
             self.host_moved();
         }
@@ -262,11 +268,12 @@ impl Actors {
         }
     }
 
-    /// Every later step joins the host's clock, so a closed stream that it covers is settled.
+    /// Every later step joins the host's clock, so a closed stream that it covers, with all that
+    /// the stream saw of others, is settled.
     fn retire(&mut self) {
         let (host, lanes, vacant) = (&self.host, &self.lanes, &mut self.vacant);
         self.closing.retain(|slot| {
-            let is_over = host.at(*slot) >= lanes[*slot].clock.at(*slot);
+            let is_over = host.covers(&lanes[*slot].clock);
             if is_over {
                 vacant.push(*slot);
             }
@@ -281,10 +288,12 @@ impl Actors {
 
     /// Vacates the slots of closed streams that no access kept anywhere names.
     pub(super) fn sweep(&mut self, is_named: impl Fn(usize) -> bool) {
-        let vacant = &mut self.vacant;
+        let (lanes, ghosts, vacant) = (&self.lanes, &mut self.ghosts, &mut self.vacant);
         self.closing.retain(|slot| {
             let keep = is_named(*slot);
             if !keep {
+                let lane = &lanes[*slot];
+                ghosts.entry(lane.device).or_default().join(&lane.clock);
                 vacant.push(*slot);
             }
             keep
