@@ -22,9 +22,9 @@ Usage: train [options]
   --text FILE           the text to learn (default: the one shipped in examples/data)
   --device NAME         auto, sim or cuda:N (default: auto)
   --modes LIST          of none, checkpoint, checkpoint+offload, with commas (default: all)
-  --layers N            residual blocks (default: 8)
-  --hidden N            channels of a token, a multiple of 8 (default: 256)
-  --tokens N            bytes of text in a step, one stretch (default: 512)
+  --layers N            residual blocks (default: 6)
+  --hidden N            channels of a token, a multiple of 8 (default: 640)
+  --tokens N            bytes of text in a step, one stretch (default: 192)
   --steps N             steps in each mode (default: 32)
   --keep-last N         last layers' inputs that stay on the device (default: 1)
   --pinned-bytes SIZE   most pinned host memory, such as 512MiB (default: what the inputs need)
@@ -98,7 +98,7 @@ const ELEMENT: u64 = 4;
 
 /// Reads the words after the program's name.
 pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, String> {
-    let (mut layers, mut hidden, mut tokens) = (8, 256, 512);
+    let (mut layers, mut hidden, mut tokens) = (6, 640, 192);
     let mut options = Options {
         text: None,
         device: Device::Auto,
@@ -192,8 +192,12 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let read = options(
-            "--text a.txt --device cuda:3 --modes checkpoint,checkpoint+offload --layers=2 --hidden 16 \
-             --tokens 32 --steps 5 --keep-last 0 --pinned-bytes 1GiB --prefetch-bytes 64KiB --json",
+            &[
+                "--text a.txt --device cuda:3 --modes checkpoint,checkpoint+offload --layers=2",
+                "--hidden 16 --tokens 32 --steps 5 --keep-last 0 --pinned-bytes 1GiB",
+                "--prefetch-bytes 64KiB --json",
+            ]
+            .join(" "),
         );
         let wanted = Options {
             text: Some(String::from("a.txt")),

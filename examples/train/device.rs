@@ -1,10 +1,10 @@
 //! Which device the modes run on, and whether they fit there.
 //!
-//! What it is not: it keeps no device open between modes; each mode opens its own, so that no mode's
-//! memory or time shows in another's figures.
+//! What it is not: it keeps no device open between modes; each mode opens its own, so that no
+//! mode's memory or time shows in another's figures.
 //!
-//! Invariant: a plan that exists was checked: the device can be opened, and both its memory and this
-//! machine's have room for the largest mode by `Shape`'s estimate.
+//! Invariant: a plan that exists was checked: the device can be opened, and both its memory and
+//! this machine's have room for the largest mode by `Shape`'s estimate.
 //!
 //! ```text
 //!   --device auto -> cuda:0, or the simulated device and the reason
@@ -13,11 +13,12 @@
 //! `main` uses it.
 
 use crate::args::{Device, Mode, Options};
+use crate::kernel;
 use crate::meter::{Meter, Metered};
 use crate::offload;
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{About, Backend};
-use lightering::{Bytes, Error, Kind, Missing, Result};
+use lightering::{Bytes, DeviceId, Error, Misuse, Result};
 
 /// The device chosen, and the sizes that follow from it.
 #[derive(Debug)]
@@ -99,8 +100,8 @@ fn check_machine(
     }
     if about.simulated && needed.saturating_add(pinned) > available {
         return Err(format!(
-            "--layers, --hidden, --tokens: the simulated device and the pinned memory need about {}, \
-             but {available} of this machine's memory is available",
+            "--layers, --hidden, --tokens: the simulated device and the pinned memory need about \
+             {}, but {available} of this machine's memory is available",
             needed.saturating_add(pinned)
         ));
     }
@@ -118,10 +119,10 @@ fn available() -> Option<Bytes> {
 /// The device to open, and why it is the simulated one where nobody asked for that.
 fn choose(wanted: Device) -> (Device, Option<String>) {
     match wanted {
-        Device::Auto => {
-            let reason = cuda().err().map(|error| error.to_string());
-            (Device::Sim, reason)
-        }
+        Device::Auto => match cuda(0).and_then(runnable) {
+            Ok(_) => (Device::Cuda(DeviceId(0)), None),
+            Err(error) => (Device::Sim, Some(error.to_string())),
+        },
         _ => (wanted, None),
     }
 }
@@ -129,16 +130,25 @@ fn choose(wanted: Device) -> (Device, Option<String>) {
 /// The device for two users.
 fn open(device: Device) -> Result<[Box<dyn Backend>; 2]> {
     match device {
-        Device::Cuda(_) => cuda(),
+        Device::Cuda(DeviceId(ordinal)) => Ok([cuda(ordinal).and_then(runnable)?, cuda(ordinal)?]),
         Device::Auto | Device::Sim => {
+            // A world of its own, so that no other's work shows in its times.
             let world = World::new(Config::default());
             Ok([Box::new(world.device(0)?), Box::new(world.device(0)?)])
         }
     }
 }
 
-fn cuda() -> Result<[Box<dyn Backend>; 2]> {
-    Err(Error::new(Kind::Unavailable(Missing::NotBuilt), "open"))
+fn cuda(ordinal: u32) -> Result<Box<dyn Backend>> {
+    Ok(lightering::open(&format!("cuda:{ordinal}"))?.backend)
+}
+
+/// The backend, if every kernel of the model has a form for it.
+fn runnable(backend: Box<dyn Backend>) -> Result<Box<dyn Backend>> {
+    match kernel::ALL.iter().find(|kernel| kernel.ptx.is_none()) {
+        Some(kernel) => Err(Error::usage(Misuse::BadKernel, "open").detail(kernel.name)),
+        None => Ok(backend),
+    }
 }
 
 fn refusal(device: Device, error: &Error) -> String {

@@ -2,7 +2,7 @@
 //!
 //! What it is not: it knows nothing of the model; an input is some bytes of the device.
 //!
-//! Invariant: between `restore` and `done` the bytes of a layer are those that were there at `keep`.
+//! Invariant: between `restore` and `done` a layer's bytes are those that were there at `keep`.
 //!
 //! ```text
 //!   forward:   take(i)  ->  the model writes and reads it  ->  keep(i)      [flush]

@@ -5,7 +5,8 @@
 //! Invariant: the parts follow one another without gap or overlap, and all together are the run.
 //!
 //! ```text
-//!   embedding 256 x h | mixing weights L x TAPS x h | per layer: up h x 4h, down 4h x h | head h x 256
+//!   embedding 256 x h | mixing weights L x TAPS x h | per layer: up h x 4h, down 4h x h | head
+//!                                                                                     h x 256
 //! ```
 //!
 //! `model` uses it.

@@ -41,7 +41,7 @@ use args::{Command, Mode, Options};
 use inputs::{Inputs, Resident};
 use lightering::Error;
 use lightering::backend::About;
-use offload::Offloaded;
+use offload::{Limits, Offloaded};
 use progress::Progress;
 use std::io::Write;
 use std::process::ExitCode;
@@ -121,7 +121,9 @@ fn train(
         Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
         Mode::Offload => {
             let keep_last = options.keep_last.min(shape.layers) as usize;
-            Box::new(Offloaded::new(opened, plan, layers, bytes, keep_last)?)
+            let device::Plan { pinned, prefetch, .. } = *plan;
+            let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+            Box::new(Offloaded::new(opened, limits)?)
         }
     };
     let outcome = {

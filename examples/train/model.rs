@@ -6,7 +6,7 @@
 //! made anew from its input: the same kernels run on the same numbers.
 //!
 //! ```text
-//!   x -> norm, causal mixing -> m -> up (h x 4h) -> u -> max(u, 0)^2 = a -> down (4h x h) -> + x = y
+//!   x -> norm, causal mixing -> m -> up (h, 4h) -> u -> max(u, 0)^2 = a -> down (4h, h) -> + x = y
 //!
 //!   allocations:  x, y: one each       slab { inv, m, u }: kept, or given back      a: given back
 //! ```

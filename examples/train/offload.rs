@@ -3,8 +3,8 @@
 //! What it is not: it orders no copy and chooses no block. The engine does; this is what a training
 //! loop has to say to it.
 //!
-//! Invariant: all pinned memory that the inputs need is page-locked before the first step, as far as
-//! the budget goes; an input that finds no room stays on the device.
+//! Invariant: all pinned memory that the inputs need is page-locked before the first step, as far
+//! as the budget goes; an input that finds no room stays on the device.
 //!
 //! ```text
 //!   take: engine.alloc      keep: checkpoint.keep      restore, done: checkpoint's
@@ -13,7 +13,7 @@
 //!
 //! `main` makes one for the mode `checkpoint+offload`; `trainer` uses it.
 
-use crate::device::{Opened, Plan};
+use crate::device::Opened;
 use crate::inputs::{Inputs, Moved};
 use lightering::adapter::Checkpoint;
 use lightering::backend::Backend;
@@ -38,18 +38,28 @@ pub(crate) struct Offloaded {
     bytes: Bytes,
 }
 
+/// What there is to move, and how far to go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Layers, with one input each.
+    pub(crate) layers: usize,
+    /// Bytes of an input.
+    pub(crate) bytes: Bytes,
+    /// The last so many inputs stay on the device.
+    pub(crate) keep_last: usize,
+    /// The most pinned memory.
+    pub(crate) pinned: Bytes,
+    /// The most bytes brought back ahead of use.
+    pub(crate) prefetch: Bytes,
+}
+
 impl Offloaded {
-    /// An engine for `layers` inputs of `bytes` bytes each, of which the last `keep_last` stay.
-    pub(crate) fn new(
-        opened: Opened,
-        plan: &Plan,
-        layers: usize,
-        bytes: Bytes,
-        keep_last: usize,
-    ) -> Result<Offloaded> {
+    /// An engine of its own on the device opened.
+    pub(crate) fn new(opened: Opened, limits: Limits) -> Result<Offloaded> {
         let Opened { mut backend, engine: device, .. } = opened;
+        let Limits { layers, bytes, keep_last, pinned, prefetch } = limits;
         // A pool has at least one byte; it holds no input then, as any budget too small.
-        let budget = Bytes(plan.pinned.0.max(1));
+        let budget = Bytes(pinned.0.max(1));
         let options = PoolOptions { budget: Budget::Bytes(budget), ..PoolOptions::default() };
         let pool = PinnedPool::new(backend.pinner(), options)?;
         let moved = layers.saturating_sub(keep_last) as u64;
@@ -60,7 +70,7 @@ impl Offloaded {
         let options = Options {
             keep_last_count: keep_last,
             storage_bytes_min: Bytes::ZERO,
-            prefetch_bytes_max: plan.prefetch,
+            prefetch_bytes_max: prefetch,
             prefetch_count_max: layers,
             // Two inputs on their way out, as two on their way in: double buffering.
             unreleased_bytes_max: Bytes(bytes.0.saturating_mul(2)),

@@ -6,14 +6,13 @@
 //! outside but the device's name.
 //!
 //! ```text
-//!   Outcome per mode -> table (people) | one JSON object a line (programs) | "the gradients differ"
+//!   Outcome per mode -> table (people) | a line of JSON (programs) | "the gradients differ"
 //! ```
 //!
 //! `main` uses it.
 
-use crate::args::{Mode, Options};
+use crate::args::Options;
 use crate::trainer::Outcome;
-use lightering::Bytes;
 use lightering::backend::About;
 use std::fmt::Write;
 
@@ -54,29 +53,33 @@ pub(crate) fn json(options: &Options, about: &About, outcome: &Outcome) -> Strin
     format!("{{{fields}}}")
 }
 
-/// All outcomes as a table with a head line.
+/// All outcomes as a table, with a line that says what the columns are.
 pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> String {
-    let times = if about.simulated { "step (simulated)" } else { "step" };
-    let mut text = String::new();
-    let mut row = |cells: [&str; 9]| {
-        let [mode, peak, forward, flush, first, step, loss, hash, moved] = cells;
+    let times = if about.simulated { "simulated times" } else { "times" };
+    let mut text = format!(
+        "device bytes: most ever, after the forward, after a flush; {times}; \
+         layers' inputs a step\n"
+    );
+    let mut row = |cells: [&str; 10]| {
+        let [mode, peak, forward, flush, first, step, loss, hash, inputs, moved] = cells;
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{mode:18} {peak:>11} {forward:>13} {flush:>11} {first:>11} {step:>16} {loss:>7} \
-             {hash:>16} {moved:>23}"
+            "{mode:18} {peak:>10} {forward:>10} {flush:>10} {first:>10} {step:>10} {loss:>6} \
+             {hash:>16} {inputs:>10} {moved:>10}"
         );
     };
     row([
         "mode",
         "peak",
-        "after forward",
-        "after flush",
+        "forward",
+        "flushed",
         "first step",
-        times,
+        "step",
         "loss",
         "gradients",
-        "moved of inputs",
+        "inputs",
+        "moved",
     ]);
     for outcome in outcomes {
         row([
@@ -88,7 +91,8 @@ pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> S
             &format!("{:.2?}", outcome.step),
             &format!("{:.4}", outcome.loss),
             &hash(outcome.checksum),
-            &format!("{} of {}", outcome.moved.out, wanted(options, outcome.mode)),
+            &options.shape.boundaries_bytes().to_string(),
+            &outcome.moved.out.to_string(),
         ]);
     }
     text
@@ -101,14 +105,6 @@ pub(crate) fn difference(outcomes: &[Outcome]) -> Option<String> {
     let (a, b) = (first.mode.name(), other.mode.name());
     let (x, y) = (hash(first.checksum), hash(other.checksum));
     Some(format!("the gradients of {a} and {b} differ: {x} and {y}"))
-}
-
-/// Bytes that the mode should move in a step.
-fn wanted(options: &Options, mode: Mode) -> Bytes {
-    match mode {
-        Mode::Offload => options.shape.boundaries_bytes(),
-        Mode::None | Mode::Checkpoint => Bytes::ZERO,
-    }
 }
 
 fn hash(checksum: u64) -> String {

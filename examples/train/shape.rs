@@ -105,9 +105,11 @@ impl Shape {
         let (token, element) = (self.tokens * self.element, self.element);
         let state = 4 * self.parameters() * element + self.partials() * 4;
         let kept = (self.hidden + self.inner()) * token + 4 * self.tokens;
-        let slabs = if keep_all { self.layers } else { 1 };
-        let loss = (self.hidden + VOCABULARY) * token;
-        let work = slabs * kept + (self.inner() * token).max(loss);
+        let (inner, loss) = (self.inner() * token, (self.hidden + VOCABULARY) * token);
+        let work = match keep_all {
+            true => self.layers * kept + inner.max(loss),
+            false => (kept + inner).max(loss),
+        };
         Bytes(state + work + (resident + 1) * self.boundary_bytes().0)
     }
 

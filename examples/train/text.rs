@@ -57,8 +57,8 @@ impl Text {
         }
     }
 
-    /// Entropy of a byte drawn from the text, in nats: the loss of a model that knows how often each
-    /// byte comes and nothing else.
+    /// Entropy of a byte drawn from the text, in nats: the loss of a model that knows how often
+    /// each byte comes and nothing else.
     pub(crate) fn unigram_entropy(&self) -> f64 {
         let mut counts = [0u64; 256];
         for byte in &self.bytes {

@@ -141,8 +141,8 @@ impl<'a> Trainer<'a> {
         Ok(outcome(mode, &reads, memory, moved, peak))
     }
 
-    /// Enqueues one step. Where `measure` says so, returns the device bytes taken after the forward,
-    /// and after a flush: it costs the step a wait, so only the last one has it.
+    /// Enqueues one step. Where `measure` says so, returns the device bytes taken after the
+    /// forward, and after a flush: it costs the step a wait, so only the last one has it.
     fn step(&mut self, step: u64, measure: bool) -> Result<Option<(Bytes, Bytes)>> {
         self.upload(step)?;
         let y = self.forward()?;

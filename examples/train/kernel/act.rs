@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   act       a = max(u, 0)^2                        and y = x, for the next product to add to
-//!   act_back  u -> a = max(u, 0)^2    d -> 2 max(u, 0) d        (what the forward had is made anew)
+//!   act_back  u -> a = max(u, 0)^2    d -> 2 max(u, 0) d        (a is made anew)
 //! ```
 //!
 //! `model` uses it.

@@ -23,6 +23,29 @@ pub(crate) mod mix;
 pub(crate) mod product;
 pub(crate) mod tally;
 
+use lightering::backend::Kernel;
+
+/// Every kernel of the model.
+pub(crate) static ALL: [&Kernel; 17] = [
+    &act::ACT,
+    &act::ACT_BACK,
+    &adam::ADAM,
+    &adam::FILL,
+    &head::CROSS_ENTROPY,
+    &head::EMBED,
+    &head::EMBED_BACK,
+    &head::NORM,
+    &head::NORM_BACK,
+    &mix::MIX_BACK,
+    &mix::MIX_GRAD,
+    &mix::MIX_SUM,
+    &mix::NORM_MIX,
+    &product::PRODUCT,
+    &product::PRODUCT_ADD,
+    &tally::CHECKSUM,
+    &tally::TALLY,
+];
+
 /// Keeps the norm of a row of zeros finite.
 pub(crate) const EPSILON: f32 = 1e-6;
 
