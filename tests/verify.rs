@@ -13,7 +13,7 @@ use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Lazy, World};
 use lightering::pinned::PinnedPool;
 use lightering::storage::{Residency, Tier};
-use lightering::trace::Use;
+use lightering::trace::{Actor, Op, Use};
 use lightering::{
     Acquire, Bytes, DeviceRange, Engine, Evict, Kind, Misuse, Options, Result, Storage, StreamId,
 };
@@ -115,6 +115,9 @@ fn a_step_finds_it_without_waiting() {
     let found = (0..10_000).find_map(|_| rig.engine.step().err());
     names(found.map_or(Ok(()), Err), "spoiled");
     assert_eq!(rig.engine.stats().seam.syncs, 0);
+    // What the host read of the sums is in the trace.
+    let is_host = |op: Op| matches!(op, Op::Use { by: Actor::Host, .. });
+    assert!(rig.engine.recent().filter(|record| is_host(record.op)).count() >= 2);
     drop(storage);
     rig.assert_nothing_left();
 }
