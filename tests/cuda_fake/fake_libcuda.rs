@@ -122,6 +122,9 @@ api! {
     }
     fn cuCtxSynchronize(s) {
         s.current()?;
+        if !s.script().captures.is_empty() {
+            return Err(CAPTURE_UNSUPPORTED);
+        }
     }
     fn cuThreadExchangeStreamCaptureMode(s, mode: At<u32>) {
         assert!(s.started);
@@ -142,6 +145,18 @@ api! {
     fn cuStreamIsCapturing(s, stream: u64, status: At<u32>) {
         s.stream(stream)?;
         status.put(0, s.script().captures.get(&stream).copied().unwrap_or(0));
+    }
+    fn cuStreamBeginCapture_v2(s, stream: u64, _mode: u32) {
+        s.stream(stream)?;
+        s.script().captures.insert(stream, 1);
+    }
+    fn cuStreamEndCapture(s, stream: u64, graph: At<u64>) {
+        s.stream(stream)?;
+        s.script().captures.remove(&stream).ok_or(NOT_CAPTURING)?;
+        graph.put(0, s.handle());
+    }
+    fn cuGraphDestroy(s, _graph: u64) {
+        assert!(s.started);
     }
     fn cuStreamWaitEvent(s, stream: u64, event: u64, _flags: u32) {
         s.stream(stream)?;

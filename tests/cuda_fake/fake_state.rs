@@ -31,6 +31,7 @@ pub(crate) const DESTROYED: u32 = 709;
 pub(crate) const ALREADY_REGISTERED: u32 = 712;
 pub(crate) const NOT_REGISTERED: u32 = 713;
 pub(crate) const CAPTURE_UNSUPPORTED: u32 = 900;
+pub(crate) const NOT_CAPTURING: u32 = 401;
 
 pub(crate) const MEMORY: usize = 1 << 30;
 pub(crate) const RELAXED: u32 = 2;
