@@ -185,7 +185,7 @@ impl Engine {
 
 fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
     |storage, seq| {
-        if let Ok(slot) = slots.get_mut(storage.0, "step") {
+        if let Some(slot) = slots.find_mut(storage.0) {
             slot.landed_out(seq);
         }
     }
@@ -193,7 +193,7 @@ fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
 
 fn landed_in(slots: &mut Table<Slot>, inward: Inward) -> impl FnMut(StorageId, u64) {
     move |storage, seq| {
-        if let Ok(slot) = slots.get_mut(storage.0, "step") {
+        if let Some(slot) = slots.find_mut(storage.0) {
             slot.landed_in(inward, seq);
         }
     }

@@ -149,13 +149,18 @@ impl<T> Table<T> {
     /// As [`Table::get`].
     pub fn get_mut(&mut self, key: Key, op: &'static str) -> Result<&mut T> {
         let refusal = self.refusal_of(key);
+        self.find_mut(key).ok_or_else(|| Error::usage(refusal, op))
+    }
+
+    /// The value for changing it, where a thing that is gone is no error (making one allocates).
+    pub fn find_mut(&mut self, key: Key) -> Option<&mut T> {
         match self.slots.get_mut(key.index as usize) {
             Some((generation, value))
                 if key.owner == self.owner && *generation == key.generation =>
             {
-                Ok(value)
+                Some(value)
             }
-            _ => Err(Error::usage(refusal, op)),
+            _ => None,
         }
     }
 
