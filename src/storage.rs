@@ -194,11 +194,30 @@ impl Slot {
 
     /// The last copy that uses the block, as far as it is not known done.
     pub fn last_use(&self) -> Option<Point> {
-        // A copy-in is ordered behind an older copy-out (E4), and a copy-out of the bytes it
-        // brought behind it (E1): so one of the two stands for both.
+        // A copy-in is ordered behind an older copy-out (E4) and the copy-ins from the block before
+        // it (E7), and a copy-out of the bytes it brought behind it (E1): so one stands for all.
         let inward = self.ready.as_ref().map(|(_, end)| &end.point);
         let outward = self.out.as_ref().map(|end| &end.point);
         if self.out_is_current { outward.or(inward) } else { inward.or(outward) }.cloned()
+    }
+
+    /// The last copy-in from the block, as far as it is not known done. One from before the block
+    /// was filled came from another.
+    pub fn last_copy_in(&self) -> Option<&End> {
+        self.ready.as_ref().filter(|_| !self.out_is_current).map(|(_, end)| end)
+    }
+
+    /// A copy-out of the device bytes there are now was enqueued. It is ordered behind `ready`,
+    /// which stays: a stream that did not use the bytes yet must still be ordered behind it.
+    pub fn copied_out(&mut self, end: End) {
+        self.out = Some(end);
+        self.out_is_current = true;
+    }
+
+    /// A copy-in from the block was enqueued.
+    pub fn copied_in(&mut self, inward: Inward, end: End) {
+        self.ready = Some((inward, end));
+        self.out_is_current = false;
     }
 
     /// The copy-out with this place in its lane is done: its event is not needed any more.

@@ -127,14 +127,17 @@ impl Engine {
                 let transfer = Transfer { storage: id, seq: end.seq, bytes: len };
                 let slot = self.slots.get_mut(id.0, "evict")?;
                 slot.block = Some(block);
-                slot.out = Some(end);
-                slot.out_is_current = true;
+                slot.copied_out(end);
                 self.leave(id, on)?;
                 Ok(Evict::Moving(transfer))
             }
             Err(failed) => {
-                let last_use = failed.end.map(|end| end.point).or(after);
+                let last_use = failed.end.as_ref().map(|end| end.point.clone()).or(after);
                 self.give_back(block, last_use)?;
+                if let Some(end) = failed.end {
+                    // What was enqueued reads the device bytes, which stay: E2 counts for it, too.
+                    self.slots.get_mut(id.0, "evict")?.copied_out(end);
+                }
                 match failed.error.kind() {
                     Kind::Busy => Ok(self.keep(id, Kept::LaneFull)),
                     _ => self.seen(Err(failed.error.at(name).bytes(len))),
@@ -191,8 +194,13 @@ impl Engine {
         after: Option<&Point>,
     ) -> Result<()> {
         let compute = self.ledgers[on].stream;
-        let readers = self.slots.get(id.0, "evict")?.readers;
+        let slot = self.slots.get(id.0, "evict")?;
+        let readers = slot.readers;
         let backend = &mut self.backend;
+        // Whoever used the bytes was ordered behind their copy-in; where nobody did, the lane is.
+        if let Some((_, end)) = slot.ready.as_ref().filter(|_| readers.is_empty()) {
+            self.out.wait(backend, &end.point, Site::CopyInBeforeEvict)?;
+        }
         let others = Engine::others(readers, on);
         if self.options.note_uses && others.is_empty() {
             // Where other streams have read them since, the write is older: not told again.

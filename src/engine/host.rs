@@ -69,6 +69,13 @@ impl Engine {
             _ => return Err(slot.refuse("note")),
         }
         let slot = self.slots.get_mut(id.0, "note")?;
+        let unseen = slot.ready.as_ref().filter(|_| !slot.readers.has(on));
+        if let Some((_, end)) = unseen.cloned() {
+            let stream = self.ledgers[on].stream;
+            let waited = end.point.wait(&mut self.backend, stream, Site::CopyInBeforeEvict);
+            self.seen(waited)?;
+        }
+        let slot = self.slots.get_mut(id.0, "note")?;
         slot.readers.insert(on);
         if let Some(out) = slot.out_of_these().cloned() {
             let stream = self.ledgers[on].stream;

@@ -101,7 +101,7 @@ impl Engine {
         Ok(Engine {
             events: EventPool::new(options.events_max, Timing::Off),
             timers: EventPool::new(STALLS_MAX * 2, Timing::On),
-            busy: HashMap::new(),
+            busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
             returned: Vec::new(),
             slots: Table::new(options.storages_max),
             ranges: BTreeMap::new(),
@@ -367,3 +367,7 @@ impl Engine {
 
 /// Stalls whose times are not known yet; more are counted but not timed.
 const STALLS_MAX: usize = 256;
+
+/// Room in the table of busy events from the start. A table more than half full moves to a larger
+/// one sooner or later, at a moment that chance chooses: it would be in the middle of a step.
+const BUSY_ROOM_MAX: usize = 1 << 12;

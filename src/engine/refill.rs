@@ -4,8 +4,8 @@
 //! stream has been ordered behind their arrival.
 //!
 //! Invariant: a copy-in is ordered behind the stream on which its target was taken (E5) and behind
-//! the copy-out of the same block (E4); each reader's stream behind the copy-in (E6). A failure
-//! leaves the storage evicted, its block whole.
+//! the copy-out of the same block (E4) and the copy-ins from it before (E7); each reader's stream
+//! behind the copy-in (E6). A failure leaves the storage evicted, its block whole.
 //!
 //! ```text
 //!   compute   ..target's old users.. |E5|            wait(E6) |==reader==|
@@ -186,8 +186,7 @@ impl Engine {
             Ok(end) => {
                 let slot = self.slots.get_mut(id.0, cause.op)?;
                 slot.range = Some(target);
-                slot.ready = Some((inward, end));
-                slot.out_is_current = false;
+                slot.copied_in(inward, end);
                 slot.home = on;
                 slot.readers = StreamSet::default();
                 slot.become_(Residency::Refilling);
@@ -236,6 +235,9 @@ impl Engine {
         if let Some(out) = &slot.out {
             lane.wait(backend, &out.point, Site::RefillAfterCopyOut).map_err(refused)?;
         }
+        if let Some(earlier) = slot.last_copy_in() {
+            lane.wait(backend, &earlier.point, Site::EarlierCopyIn).map_err(refused)?;
+        }
         lane.copy_in(backend, &mut self.events, limits, id, target, block)
     }
 
@@ -280,7 +282,7 @@ impl Engine {
         if let Some((inward, end)) = ready {
             end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn)?;
             // The block is being read; whoever takes it next must know.
-            self.slots.get_mut(id.0, "refill")?.ready = Some((inward, end));
+            self.slots.get_mut(id.0, "refill")?.copied_in(inward, end);
         }
         match self.slots.get(id.0, "refill")?.owner {
             Owner::Engine => self.backend.free_device(target.at(), stream),
