@@ -48,6 +48,7 @@ pub struct Engine {
     options: Options,
     events: EventPool,
     timers: EventPool,
+    pool: PinnedPool,
     client: Client,
     /// Points that the pool holds blocks by, with how many blocks.
     busy: HashMap<EventId, (Point, u32)>,
@@ -111,6 +112,7 @@ impl Engine {
             stats: Stats::default(),
             lost: None,
             is_closed: false,
+            pool: pool.clone(),
             backend,
             options,
             client,
@@ -152,8 +154,14 @@ impl Engine {
             out_in_flight_bytes: self.out.bytes_in_flight().0,
             in_in_flight_bytes: (self.ahead.bytes_in_flight() + self.urgent.bytes_in_flight()).0,
             seam: self.backend.counters(),
+            pinned: self.pool.stats(),
             ..self.stats
         }
+    }
+
+    /// The pool its blocks come from.
+    pub fn pool(&self) -> &PinnedPool {
+        &self.pool
     }
 
     /// Shows every later record of the driver seam to `observer`.
