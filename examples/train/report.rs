@@ -15,6 +15,7 @@ use crate::args::Options;
 use crate::trainer::Outcome;
 use lightering::backend::About;
 use std::fmt::Write;
+use std::time::Duration;
 
 /// The outcome as one JSON object.
 pub(crate) fn json(options: &Options, about: &About, outcome: &Outcome) -> String {
@@ -87,8 +88,8 @@ pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> S
             &outcome.peak.to_string(),
             &outcome.after_forward.to_string(),
             &outcome.after_flush.to_string(),
-            &format!("{:.2?}", outcome.first_step),
-            &format!("{:.2?}", outcome.step),
+            &time(outcome.first_step),
+            &time(outcome.step),
             &format!("{:.4}", outcome.loss),
             &hash(outcome.checksum),
             &options.shape.boundaries_bytes().to_string(),
@@ -105,6 +106,11 @@ pub(crate) fn difference(outcomes: &[Outcome]) -> Option<String> {
     let (a, b) = (first.mode.name(), other.mode.name());
     let (x, y) = (hash(first.checksum), hash(other.checksum));
     Some(format!("the gradients of {a} and {b} differ: {x} and {y}"))
+}
+
+/// In ASCII, so that columns keep their width everywhere.
+fn time(time: Duration) -> String {
+    format!("{time:.2?}").replace('\u{b5}', "u")
 }
 
 fn hash(checksum: u64) -> String {
