@@ -51,6 +51,7 @@ pub struct Engine {
     options: Options,
     events: EventPool,
     timers: EventPool,
+    pool: PinnedPool,
     client: Client,
     /// Points that the pool holds blocks by, with how many blocks.
     busy: HashMap<EventId, (Point, u32)>,
@@ -121,6 +122,7 @@ impl Engine {
             reports: VecDeque::new(),
             lost: None,
             is_closed: false,
+            pool: pool.clone(),
             backend,
             options,
             client,
@@ -164,8 +166,14 @@ impl Engine {
             out_in_flight_bytes: self.out.bytes_in_flight().0,
             in_in_flight_bytes: (self.ahead.bytes_in_flight() + self.urgent.bytes_in_flight()).0,
             seam: self.backend.counters(),
+            pinned: self.pool.stats(),
             ..self.stats
         }
+    }
+
+    /// The pool its blocks come from.
+    pub fn pool(&self) -> &PinnedPool {
+        &self.pool
     }
 
     /// Shows every later record of the driver seam to `observer`.

@@ -10,6 +10,7 @@
 //!
 //! Everyone may read it.
 
+use crate::pinned;
 use crate::policy::Kept;
 use crate::prefetch::Guesses;
 use crate::trace::Counters;
@@ -75,6 +76,8 @@ pub struct Stats {
     pub in_in_flight_bytes: u64,
     /// What passed the driver seam.
     pub seam: Counters,
+    /// The pinned pool, which other engines may share: pinned, lent, busy, free, waste, pin time.
+    pub pinned: pinned::Stats,
 }
 
 impl Stats {

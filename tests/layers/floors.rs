@@ -22,6 +22,7 @@ const ROOMS: &[(&str, u32)] = &[
     ("unit", 0),
     ("trace", 0),
     ("backend", 1),
+    ("backend::open", 1),
     ("backend::traced", 1),
     ("backend::sim", 1),
     ("backend::cuda", 1),
@@ -46,6 +47,9 @@ const SIDEWAYS: &[(&str, &str, &str)] = &[
     ("unit", "error", "a checked word is refused with an error"),
     ("trace", "error", "a record keeps the kind of a failure"),
     ("trace", "unit", "a record is made of the words everyone shares"),
+    ("backend::open", "backend", "it gives out the seam's trait"),
+    ("backend::open", "backend::cuda", "it is the one place where a name in text picks a backend"),
+    ("backend::open", "backend::sim", "it is the one place where a name in text picks a backend"),
     ("backend::traced", "backend", "it implements the seam's trait, around another backend"),
     ("backend::sim", "backend", "it implements the seam's trait"),
     ("backend::cuda", "backend", "it implements the seam's trait"),
@@ -221,6 +225,8 @@ fn a_use_of_a_floor_above_or_beside_is_found() {
         ("src/backend/cuda/order.rs", "use super::driver::Driver;", 0),
         ("src/backend/cuda/order.rs", "use super::super::sim::Sim;", 1),
         ("src/backend/mod.rs", "use self::sim::Sim;", 1),
+        ("src/backend/open.rs", "use super::{sim::Sim, cuda::Cuda, Backend};", 0),
+        ("src/backend/traced.rs", "use super::open::Opened;", 1),
         ("src/unnamed.rs", "", 1),
     ] {
         assert_eq!(found(path, text), count, "{path}: {text}");
