@@ -13,7 +13,7 @@
 use crate::support::{Rig, options};
 use lightering::backend::sim::{Fault, FaultPlan, Spot};
 use lightering::trace::{Site, Use};
-use lightering::{Acquire, Bytes, DeviceRange, Evict, Kind, Options, Storage};
+use lightering::{Acquire, Bytes, DeviceRange, Evict, Kind, Options, Residency, Storage};
 
 /// A program that ends at one site by one road.
 pub(crate) struct Story {
@@ -71,6 +71,15 @@ pub(crate) const STORIES: &[Story] = &[
     Story::new(Site::TargetFree, "a copy-in overwrites what is still read", target),
     Story::new(Site::ReaderWait, "a reader overtakes the copy-in", reader),
     Story::new(Site::ReaderWait, "a timed reader overtakes the copy-in", reader).with(timed),
+    Story {
+        faults: seventh_wait_fails,
+        ..Story::new(Site::CopyInBeforeEvict, "bytes go out before they came in", unread)
+    },
+    Story::new(Site::CopyInBeforeEvict, "a copy-in lands on a later write", unread_write)
+        .two_streams(),
+    Story::new(Site::EarlierCopyIn, "a block is filled while its first copy-in reads it", twice_in)
+        .two_streams()
+        .with(one_ahead),
     Story::new(Site::BlockReuseWait, "a block is filled while it is still read", block_reused)
         .two_streams(),
     Story {
@@ -112,6 +121,15 @@ fn timed() -> Options {
 
 fn one_transfer() -> Options {
     Options { transfers_max: 1, ..bounds() }
+}
+
+fn one_ahead() -> Options {
+    Options { prefetch_count_max: 1, ..bounds() }
+}
+
+/// The reader's own, in `unread`.
+fn seventh_wait_fails() -> FaultPlan {
+    FaultPlan::default().at(Spot::Wait, 7, Fault::Refuse)
 }
 
 /// Two trunks go out, one comes in, the next is refused.
@@ -335,6 +353,54 @@ fn reader(rig: &mut Rig) {
     evict(rig, 0, &a);
     flush(rig, 0);
     read(rig, 0, &a, 1);
+}
+
+fn unread(rig: &mut Rig) {
+    let [a, b] = [1, 2].map(|seed| {
+        let storage = owned(rig, 0, LEN, seed);
+        evict(rig, 0, &storage);
+        flush(rig, 0);
+        storage
+    });
+    // The next eviction has a block that no copy-in guards.
+    release(rig, 0, b);
+    let on = rig.streams[0].engine;
+    let refused = rig.engine.acquire(a.id(), on).unwrap_err();
+    assert_eq!(refused.kind(), Kind::OutOfMemory, "its reader could not be made to wait");
+    rig.engine.take(a.id()).unwrap();
+    evict(rig, 0, &a);
+    flush(rig, 0);
+    read(rig, 0, &a, 1);
+}
+
+fn unread_write(rig: &mut Rig) {
+    let a = owned(rig, 0, LEN, 1);
+    evict(rig, 0, &a);
+    flush(rig, 0);
+    let range = acquire(rig, 0, &a);
+    overwrite(rig, 1, range, 2);
+    rig.check(1, range, 2, "written by another stream".into());
+}
+
+fn twice_in(rig: &mut Rig) {
+    let c = owned(rig, 1, LEN, 3);
+    let [a, b] = [1, 2].map(|seed| {
+        let storage = owned(rig, 0, LEN, seed);
+        evict(rig, 0, &storage);
+        storage
+    });
+    flush(rig, 0);
+    // The reader of one has the other fetched ahead.
+    read(rig, 0, &b, 2);
+    assert_eq!(rig.engine.residency(a.id()).unwrap(), Residency::Refilling);
+    read(rig, 0, &a, 1);
+    assert_eq!(evict(rig, 0, &a), Evict::Clean);
+    flush(rig, 0);
+    take_over(rig, 0, LEN);
+    // The second time it comes by the other lane, for the other stream.
+    read(rig, 1, &a, 1);
+    release(rig, 1, a);
+    evict(rig, 1, &c);
 }
 
 fn block_reused(rig: &mut Rig) {

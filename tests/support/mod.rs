@@ -97,9 +97,20 @@ pub fn quick_pool(budget: Bytes) -> PoolOptions {
 
 impl Rig {
     pub fn new(config: Config, pool: PoolOptions, options: Options, streams: usize) -> Rig {
+        Rig::wrapped(config, pool, options, streams, |device| Box::new(device))
+    }
+
+    /// A rig whose engine sees the device through another backend.
+    pub fn wrapped(
+        config: Config,
+        pool: PoolOptions,
+        options: Options,
+        streams: usize,
+        wrap: impl FnOnce(Sim) -> Box<dyn Backend>,
+    ) -> Rig {
         let world = World::new(config);
         let trace = Arc::new(Mutex::new(Trace::default()));
-        let device = Box::new(world.device(0).unwrap());
+        let device = wrap(world.device(0).unwrap());
         let mut rig = Rig::over(world, trace, device, pool, options);
         rig.engine.observe(Some(observer(&rig.trace)));
         rig.open_streams(streams);
