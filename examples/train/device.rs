@@ -16,7 +16,7 @@ use crate::args::{Device, Mode, Options};
 use crate::kernel;
 use crate::meter::{Meter, Metered};
 use crate::offload;
-use lightering::backend::sim::{Config, World};
+use crate::simulated::Simulated;
 use lightering::backend::{About, Backend};
 use lightering::{Bytes, DeviceId, Error, Misuse, Result};
 
@@ -31,6 +31,8 @@ pub(crate) struct Plan {
     /// How far to bring them back ahead of use.
     pub(crate) prefetch: Bytes,
     device: Device,
+    /// What the simulated device is like.
+    simulated: Simulated,
 }
 
 /// One device, opened for two users, as a framework and the engine are; a meter counts both.
@@ -43,7 +45,7 @@ pub(crate) struct Opened {
 impl Plan {
     /// Opens the device anew, with nothing on it.
     pub(crate) fn open(&self) -> Result<Opened> {
-        let [backend, engine] = open(self.device)?;
+        let [backend, engine] = open(self.device, &self.simulated)?;
         let meter = Meter::default();
         let metered = |backend| Box::new(Metered::new(backend, meter.clone()));
         Ok(Opened { backend: metered(backend), engine: metered(engine), meter: meter.clone() })
@@ -53,7 +55,9 @@ impl Plan {
 /// Chooses the device and checks that everything fits; the error is one line.
 pub(crate) fn plan(options: &Options) -> std::result::Result<Plan, String> {
     let (device, reason) = choose(options.device);
-    let [mut backend, _] = open(device).map_err(|error| refusal(options.device, &error))?;
+    let simulated = Simulated::new(options.model.as_deref(), options.times_only)?;
+    let [mut backend, _] =
+        open(device, &simulated).map_err(|error| refusal(options.device, &error))?;
     let about = backend.about();
     let shape = &options.shape;
     let moved = shape.layers.saturating_sub(options.keep_last);
@@ -67,8 +71,10 @@ pub(crate) fn plan(options: &Options) -> std::result::Result<Plan, String> {
             memory.free, about.name
         ));
     }
-    check_machine(&about, needed, pinned, options.pinned.is_some())?;
-    Ok(Plan { about, reason, pinned, prefetch, device })
+    if !simulated.times_only {
+        check_machine(&about, needed, pinned, options.pinned.is_some())?;
+    }
+    Ok(Plan { about, reason, pinned, prefetch, device, simulated })
 }
 
 /// Device memory that a mode takes at its peak, about.
@@ -128,12 +134,11 @@ fn choose(wanted: Device) -> (Device, Option<String>) {
 }
 
 /// The device for two users.
-fn open(device: Device) -> Result<[Box<dyn Backend>; 2]> {
+fn open(device: Device, simulated: &Simulated) -> Result<[Box<dyn Backend>; 2]> {
     match device {
         Device::Cuda(DeviceId(ordinal)) => Ok([cuda(ordinal).and_then(runnable)?, cuda(ordinal)?]),
         Device::Auto | Device::Sim => {
-            // A world of its own, so that no other's work shows in its times.
-            let world = World::new(Config::default());
+            let world = simulated.world();
             Ok([Box::new(world.device(0)?), Box::new(world.device(0)?)])
         }
     }

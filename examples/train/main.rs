@@ -31,6 +31,8 @@ mod queue;
 mod reference;
 mod report;
 mod shape;
+#[path = "../common/simulated.rs"]
+mod simulated;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -100,6 +102,7 @@ fn run(
     let table = report::table(&options, &plan.about, &outcomes);
     say(if options.json { err } else { out }, &table)?;
     match report::difference(&outcomes) {
+        _ if options.times_only => Ok(()),
         Some(difference) => Err(Failure::Run(difference)),
         None => Ok(()),
     }
@@ -129,7 +132,12 @@ fn train(
     let outcome = {
         let mut progress = Progress::new(mode.name(), options.steps, err);
         let trainer = Trainer::new(mode, shape, text, &mut *inputs, meter)?;
-        trainer.run(mode, options.steps, &mut |done, loss| progress.show(done, loss))?
+        let mut show = |done, loss| {
+            if !options.times_only {
+                progress.show(done, loss);
+            }
+        };
+        trainer.run(mode, options.steps, &mut show)?
     };
     if outcome.moved.refused > 0 {
         let words = format!(
@@ -157,7 +165,10 @@ fn greeting(options: &Options, text: &Text, plan: &device::Plan) -> String {
         words += &format!(", because cuda:0 is not to be had ({reason})");
     }
     if *simulated {
-        words += "; all times are simulated";
+        words += match options.times_only {
+            true => "; all times are simulated, and nothing is computed",
+            false => "; all times are simulated",
+        };
     }
     words += &format!(
         "\nmodel: {} layers x {} tokens x {} channels x {} bytes = {} of layers' inputs a step\n",

@@ -35,9 +35,11 @@ pub(crate) fn json(options: &Options, about: &About, outcome: &Outcome) -> Strin
     field("tokens", shape.tokens.to_string());
     field("steps", options.steps.to_string());
     field("keep_last", options.keep_last.to_string());
-    field("loss", number(outcome.loss));
-    field("first_loss", number(outcome.first_loss));
-    field("grad_checksum", quoted(&hash(outcome.checksum)));
+    // Where nothing is computed there is no loss and no gradient.
+    let computed = |value: String| if options.times_only { String::from("null") } else { value };
+    field("loss", computed(number(outcome.loss)));
+    field("first_loss", computed(number(outcome.first_loss)));
+    field("grad_checksum", computed(quoted(&hash(outcome.checksum))));
     for (name, bytes) in [
         ("peak_device_bytes", outcome.peak),
         ("after_forward_device_bytes", outcome.after_forward),
@@ -55,7 +57,11 @@ pub(crate) fn json(options: &Options, about: &About, outcome: &Outcome) -> Strin
 
 /// All outcomes as a table, with a line that says what the columns are.
 pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> String {
-    let times = if about.simulated { "simulated times" } else { "times" };
+    let times = match (options.times_only, about.simulated) {
+        (true, _) => "simulated times, nothing computed",
+        (false, true) => "simulated times",
+        (false, false) => "times",
+    };
     let mut text = format!(
         "device bytes: most ever, after the forward, after a flush; {times}; \
          layers' inputs a step\n"
@@ -81,6 +87,7 @@ pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> S
         "inputs",
         "moved",
     ]);
+    let computed = |value: String| if options.times_only { String::from("-") } else { value };
     for outcome in outcomes {
         row([
             outcome.mode.name(),
@@ -89,8 +96,8 @@ pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> S
             &outcome.after_flush.to_string(),
             &format!("{:.2?}", outcome.first_step),
             &format!("{:.2?}", outcome.step),
-            &format!("{:.4}", outcome.loss),
-            &hash(outcome.checksum),
+            &computed(format!("{:.4}", outcome.loss)),
+            &computed(hash(outcome.checksum)),
             &options.shape.boundaries_bytes().to_string(),
             &outcome.moved.out.to_string(),
         ]);
