@@ -21,7 +21,8 @@ Usage: train [options]
 
   --text FILE           the text to learn (default: the one shipped in examples/data)
   --device NAME         auto, sim or cuda:N (default: auto)
-  --modes LIST          of none, checkpoint, checkpoint+offload, with commas (default: all)
+  --modes LIST          of none, checkpoint, checkpoint+offload, checkpoint+raw, with commas
+                        (default: the first three; the last one copies as many bytes for nothing)
   --layers N            residual blocks (default: 6)
   --hidden N            channels of a token, a multiple of 8 (default: 640)
   --tokens N            bytes of text in a step, one stretch (default: 192)
@@ -56,10 +57,12 @@ pub(crate) enum Mode {
     Checkpoint,
     /// It goes to pinned host memory and comes back; inner results are made anew.
     Offload,
+    /// It stays, and as many bytes are copied beside the model, which waits for none of them.
+    Raw,
 }
 
 impl Mode {
-    const ALL: [Mode; 3] = [Mode::None, Mode::Checkpoint, Mode::Offload];
+    const ALL: [Mode; 4] = [Mode::None, Mode::Checkpoint, Mode::Offload, Mode::Raw];
 
     /// As the command line and the reports call it.
     pub(crate) fn name(self) -> &'static str {
@@ -67,6 +70,7 @@ impl Mode {
             Mode::None => "none",
             Mode::Checkpoint => "checkpoint",
             Mode::Offload => "checkpoint+offload",
+            Mode::Raw => "checkpoint+raw",
         }
     }
 }
@@ -100,10 +104,8 @@ pub(crate) enum Command {
 }
 
 const STEPS_MAX: u64 = 1_000_000;
-/// The simulated device computes in single precision.
+/// Bytes of a number, until the device is known.
 const ELEMENT: u64 = 4;
-/// What is predicted is a device that computes in half precision.
-const ELEMENT_PREDICTED: u64 = 2;
 
 /// Reads the words after the program's name.
 pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, String> {
@@ -111,7 +113,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
     let mut options = Options {
         text: None,
         device: Device::Auto,
-        modes: Mode::ALL.to_vec(),
+        modes: Mode::ALL[..3].to_vec(),
         shape: Shape::new(layers, hidden, tokens, ELEMENT)?,
         steps: 32,
         keep_last: 1,
@@ -153,8 +155,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
             _ => return Err(format!("{word}: no such option; --help lists them")),
         }
     }
-    let element = if options.times_only { ELEMENT_PREDICTED } else { ELEMENT };
-    options.shape = Shape::new(layers, hidden, tokens, element)?;
+    options.shape = Shape::new(layers, hidden, tokens, ELEMENT)?;
     let simulates = [("--times-only", options.times_only), ("--model", options.model.is_some())];
     if let (Some((name, _)), true) =
         (simulates.into_iter().find(|(_, given)| *given), options.device != Device::Sim)
@@ -188,7 +189,8 @@ fn modes(text: &str) -> Result<Vec<Mode>, String> {
     let one = |name: &str| {
         let known = Mode::ALL.into_iter().find(|mode| mode.name() == name);
         known.ok_or_else(|| {
-            format!("--modes {name}: must be none, checkpoint or checkpoint+offload, with commas")
+            let names = Mode::ALL.map(Mode::name).join(", ");
+            format!("--modes {name}: must be some of {names}, with commas")
         })
     };
     text.split(',').map(one).collect()
@@ -220,7 +222,7 @@ mod tests {
             .join(" "),
         );
         let predicted = options("--times-only --device sim --model h200.txt");
-        assert_eq!((predicted.times_only, predicted.shape.element), (true, 2));
+        assert!(predicted.times_only);
         assert_eq!(predicted.model.as_deref(), Some("h200.txt"));
         let wanted = Options {
             text: Some(String::from("a.txt")),
