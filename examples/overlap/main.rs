@@ -104,13 +104,14 @@ fn open(spec: Spec, simulated: &Simulated) -> Result<(Pair, Option<Error>)> {
         Ok([Box::new(world.device(ordinal)?), Box::new(world.device(ordinal)?)])
     };
     let cuda = |ordinal| -> Result<Pair> {
-        if BUSY.ptx.is_none() {
-            return Err(Error::usage(Misuse::BadKernel, "open").detail(BUSY.name));
-        }
         let one = || -> Result<Box<dyn Backend>> {
             Ok(lightering::open(&Spec::Cuda(ordinal).to_string())?.backend)
         };
-        Ok([one()?, one()?])
+        let pair: Pair = [one()?, one()?];
+        match BUSY.ptx {
+            Some(_) => Ok(pair),
+            None => Err(Error::usage(Misuse::BadKernel, "open").detail(BUSY.name)),
+        }
     };
     match spec {
         Spec::Sim(ordinal) => Ok((simulated(ordinal)?, None)),
@@ -177,16 +178,17 @@ impl Figures {
     }
 
     fn words(&self, wish: &Wish) -> String {
-        let time = |seconds: f64| format!("{:?}", Duration::from_secs_f64(seconds));
+        let time =
+            |seconds: f64| format!("{:?}", Duration::from_secs_f64(seconds)).replace('\u{b5}', "u");
         format!(
-            "{} x {} out and back, raw, alone   {}\n\
-             busy kernel, alone                {}\n\
-             both, copies by the engine        {}\n\
-             both, raw copies                  {}\n\
-             engine over raw                   {:.4}\n",
+            "raw copies out and back, alone   {} ({} x {})\n\
+             busy kernel, alone               {}\n\
+             both, copies by the engine       {}\n\
+             both, raw copies                 {}\n\
+             engine over raw                  {:.4}\n",
+            time(self.copy),
             wish.count,
             wish.bytes,
-            time(self.copy),
             time(self.compute),
             time(self.both),
             time(self.both_raw),

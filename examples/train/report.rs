@@ -15,6 +15,7 @@ use crate::args::{Mode, Options};
 use crate::trainer::Outcome;
 use lightering::backend::About;
 use std::fmt::Write;
+use std::time::Duration;
 
 /// A mode, and what its steps came to; nothing where keeping everything did not fit.
 pub(crate) type Row = (Mode, Option<Outcome>);
@@ -104,8 +105,8 @@ pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
             &outcome.peak.to_string(),
             &outcome.after_forward.to_string(),
             &outcome.after_flush.to_string(),
-            &format!("{:.2?}", outcome.first_step),
-            &format!("{:.2?}", outcome.step),
+            &time(outcome.first_step),
+            &time(outcome.step),
             &computed(format!("{:.4}", outcome.loss)),
             &computed(hash(outcome.checksum)),
             &inputs,
@@ -122,6 +123,11 @@ pub(crate) fn difference(rows: &[Row]) -> Option<String> {
     let (a, x) = ran.next()?;
     let (b, y) = ran.find(|(_, other)| *other != x)?;
     Some(format!("the gradients of {a} and {b} differ: {} and {}", hash(x), hash(y)))
+}
+
+/// In ASCII, so that columns keep their width everywhere.
+fn time(time: Duration) -> String {
+    format!("{time:.2?}").replace('\u{b5}', "u")
 }
 
 fn hash(checksum: u64) -> String {

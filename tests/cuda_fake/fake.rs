@@ -73,8 +73,13 @@ pub(crate) fn library() -> Option<&'static Path> {
     DIR.get_or_init(|| {
         let dir = scratch();
         let source = dir.join("fake_libcuda.rs");
-        std::fs::write(&source, include_str!("fake_libcuda.rs")).unwrap();
-        std::fs::write(dir.join("fake_state.rs"), include_str!("fake_state.rs")).unwrap();
+        for (name, text) in [
+            ("fake_libcuda.rs", include_str!("fake_libcuda.rs")),
+            ("fake_args.rs", include_str!("fake_args.rs")),
+            ("fake_state.rs", include_str!("fake_state.rs")),
+        ] {
+            std::fs::write(dir.join(name), text).unwrap();
+        }
         let Some(rustc) = rustc() else {
             // Straight to the descriptor, past the capture of a passing test's output.
             let words = b"no rustc here: the fake-driver tests did NOT run\n";

@@ -3,7 +3,12 @@
 #![cfg(all(feature = "cuda", target_os = "linux"))]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
+#[macro_use]
+#[path = "../conformance/promises.rs"]
+mod promises;
+
 mod bench;
+mod conformance;
 mod fake;
 mod faults;
 mod interop;
@@ -11,3 +16,17 @@ mod probe;
 mod process;
 mod refusals;
 mod verbs;
+
+#[path = "../conformance/cuda_rig.rs"]
+mod cuda_rig;
+#[path = "../conformance/memory.rs"]
+mod memory;
+#[path = "../conformance/order.rs"]
+mod order;
+#[path = "../conformance/refusal.rs"]
+mod refusal;
+#[allow(dead_code)] // the simulated device's part
+#[path = "../conformance/rig.rs"]
+mod rig;
+#[path = "../conformance/threads.rs"]
+mod threads;

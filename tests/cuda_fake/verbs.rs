@@ -44,96 +44,79 @@ fn opening_takes_one_hold_and_the_last_drop_gives_it_back() {
     });
 }
 
+/// Runs a verb, and compares its calls with those expected: behind a look at the current context,
+/// and within the thread's relaxed mode where they start with "relaxed".
+#[track_caller]
+fn check(cuda: &mut Cuda, what: &str, verb: &mut dyn FnMut(&mut Cuda), expected: &[&str]) {
+    calls();
+    verb(cuda);
+    let mode = "cuThreadExchangeStreamCaptureMode";
+    let mut all = vec!["cuCtxGetCurrent"];
+    match expected.strip_prefix(&["relaxed"]) {
+        Some(inner) => all.extend([&[mode], inner, &[mode]].concat()),
+        None => all.extend(expected),
+    }
+    assert_eq!(names(), all, "{what}");
+}
+
 #[test]
-fn each_verb_makes_its_calls_and_no_others() {
-    story(name_of!(each_verb_makes_its_calls_and_no_others), "", || {
+fn each_verb_of_order_makes_its_calls_and_no_others() {
+    story(name_of!(each_verb_of_order_makes_its_calls_and_no_others), "", || {
+        let Bench { mut cuda, own, lent, event, timed: [from, to], .. } = Bench::new(0);
+        set_current(primary(0));
+        let c = &mut cuda;
+        let asks = "cuStreamIsCapturing";
+        check(c, "record", &mut |c| c.record(event, own).unwrap(), &["cuEventRecord"]);
+        let mut record = |c: &mut Cuda| c.record(event, lent).unwrap();
+        check(c, "record on a lent stream", &mut record, &[asks, "cuEventRecord"]);
+        let mut wait = |c: &mut Cuda| c.wait(own, event, Site::Outside).unwrap();
+        check(c, "wait", &mut wait, &["cuStreamWaitEvent"]);
+        let mut query = |c: &mut Cuda| assert!(c.query(event, Site::Outside).unwrap());
+        check(c, "query", &mut query, &["relaxed", "cuEventQuery"]);
+        let mut fence = |c: &mut Cuda| assert!(c.fence().done(event).unwrap());
+        check(c, "fence", &mut fence, &["relaxed", "cuEventQuery"]);
+        let mut elapsed = |c: &mut Cuda| assert!(c.elapsed(from, to).is_ok());
+        check(c, "elapsed", &mut elapsed, &["relaxed", "cuEventElapsedTime"]);
+        check(c, "capturing", &mut |c| assert!(!c.capturing(own).unwrap()), &[asks]);
+        check(c, "sync", &mut |c| c.sync().unwrap(), &["cuCtxSynchronize"]);
+        let mut close = |c: &mut Cuda| c.close_event(event).unwrap();
+        check(c, "close_event", &mut close, &["relaxed", "cuEventDestroy_v2"]);
+        let mut close = |c: &mut Cuda| c.close_stream(own).unwrap();
+        check(c, "close_stream", &mut close, &["relaxed", "cuStreamDestroy_v2"]);
+        check(c, "close of a lent stream", &mut |c| c.close_stream(lent).unwrap(), &["relaxed"]);
+    });
+}
+
+#[test]
+fn each_verb_of_memory_makes_its_calls_and_no_others() {
+    story(name_of!(each_verb_of_memory_makes_its_calls_and_no_others), "", || {
         let mut b = Bench::new(0);
         set_current(primary(0));
-        let (own, lent, event, [from, to]) = (b.own, b.lent, b.event, b.timed);
-        let (dev, pin, host) = (b.device(), b.pinned(), b.host);
-        let asks = ["cuCtxGetCurrent", "cuStreamIsCapturing"];
-        let mut check = |what: &str, verb: &mut dyn FnMut(&mut Cuda), expected: &[&str]| {
-            calls();
-            verb(&mut b.cuda);
-            let relaxed = ["cuThreadExchangeStreamCaptureMode"];
-            let (mut all, inner) = (vec!["cuCtxGetCurrent"], expected.strip_prefix(&["relaxed"]));
-            match inner {
-                Some(inner) => all.extend([&relaxed, inner, &relaxed].concat()),
-                None => all.extend(expected),
-            }
-            assert_eq!(names(), all, "{what}");
-        };
-        check("record", &mut |c| c.record(event, own).unwrap(), &["cuEventRecord"]);
-        check(
-            "record on a lent stream",
-            &mut |c| c.record(event, lent).unwrap(),
-            &[asks[1], "cuEventRecord"],
-        );
-        check("wait", &mut |c| c.wait(own, event, Site::Outside).unwrap(), &["cuStreamWaitEvent"]);
-        check(
-            "query",
-            &mut |c| assert!(c.query(event, Site::Outside).unwrap()),
-            &["relaxed", "cuEventQuery"],
-        );
-        check(
-            "fence",
-            &mut |c| assert!(c.fence().done(event).unwrap()),
-            &["relaxed", "cuEventQuery"],
-        );
-        check(
-            "elapsed",
-            &mut |c| assert!(c.elapsed(from, to).is_ok()),
-            &["relaxed", "cuEventElapsedTime"],
-        );
-        check("copy_out", &mut |c| c.copy_out(pin, dev, own).unwrap(), &["cuMemcpyDtoHAsync_v2"]);
-        check(
-            "copy_in",
-            &mut |c| c.copy_in(dev, pin, lent).unwrap(),
-            &[asks[1], "cuMemcpyHtoDAsync_v2"],
-        );
-        check("memory", &mut |c| assert!(c.memory().is_ok()), &["relaxed", "cuMemGetInfo_v2"]);
-        check("capturing", &mut |c| assert!(!c.capturing(own).unwrap()), &[asks[1]]);
-        check("sync", &mut |c| c.sync().unwrap(), &["cuCtxSynchronize"]);
+        let (dev, pin, own, lent, host) = (b.device(), b.pinned(), b.own, b.lent, b.host);
+        let c = &mut b.cuda;
+        let mut copy = |c: &mut Cuda| c.copy_out(pin, dev, own).unwrap();
+        check(c, "copy_out", &mut copy, &["cuMemcpyDtoHAsync_v2"]);
+        let mut copy = |c: &mut Cuda| c.copy_in(dev, pin, lent).unwrap();
+        check(c, "copy_in", &mut copy, &["cuStreamIsCapturing", "cuMemcpyHtoDAsync_v2"]);
+        let mut memory = |c: &mut Cuda| assert!(c.memory().is_ok());
+        check(c, "memory", &mut memory, &["relaxed", "cuMemGetInfo_v2"]);
         let mut made = Vec::new();
-        check(
-            "alloc",
-            &mut |c| made.push(c.alloc_device(Bytes(4), own).unwrap()),
-            &["relaxed", "cuMemAllocFromPoolAsync"],
-        );
-        check(
-            "free",
-            &mut |c| c.free_device(made[0], own).unwrap(),
-            &["relaxed", "cuMemFreeAsync"],
-        );
+        let mut alloc = |c: &mut Cuda| made.push(c.alloc_device(Bytes(4), own).unwrap());
+        check(c, "alloc", &mut alloc, &["relaxed", "cuMemAllocFromPoolAsync"]);
+        let mut free = |c: &mut Cuda| c.free_device(made[0], own).unwrap();
+        check(c, "free", &mut free, &["relaxed", "cuMemFreeAsync"]);
         let args = [Arg::Write(dev), Arg::U32(7), Arg::U32(2048)];
         let mut launch = |c: &mut Cuda| c.launch(&FILL, Grid::row(8, 256), &args, own).unwrap();
-        check(
-            "first launch",
-            &mut launch,
-            &["relaxed", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuLaunchKernel"],
-        );
-        check("launch", &mut launch, &["relaxed", "cuLaunchKernel"]);
-        check(
-            "unregister",
-            &mut |c| c.pinner().unregister(host).unwrap(),
-            &["relaxed", "cuMemHostUnregister"],
-        );
-        check(
-            "close_event",
-            &mut |c| c.close_event(event).unwrap(),
-            &["relaxed", "cuEventDestroy_v2"],
-        );
-        check(
-            "close_stream",
-            &mut |c| c.close_stream(own).unwrap(),
-            &["relaxed", "cuStreamDestroy_v2"],
-        );
-        check("close of a lent stream", &mut |c| c.close_stream(lent).unwrap(), &["relaxed"]);
-        let before = calls().len();
-        b.cuda.reset_peak();
-        b.cuda.note(Actor::Host, &[]).unwrap();
-        let _ = (b.cuda.about(), b.cuda.pinner().registration_max());
-        assert_eq!((before, calls().len()), (0, 0), "these ask the driver nothing");
+        let loads = ["relaxed", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuLaunchKernel"];
+        check(c, "first launch", &mut launch, &loads);
+        check(c, "launch", &mut launch, &["relaxed", "cuLaunchKernel"]);
+        let mut unregister = |c: &mut Cuda| c.pinner().unregister(host).unwrap();
+        check(c, "unregister", &mut unregister, &["relaxed", "cuMemHostUnregister"]);
+        calls();
+        c.reset_peak();
+        c.note(Actor::Host, &[]).unwrap();
+        let _ = (c.about(), c.pinner().registration_max());
+        assert_eq!(names(), [""; 0], "these ask the driver nothing");
     });
 }
 

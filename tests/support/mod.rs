@@ -89,13 +89,24 @@ pub fn small_pool(budget: Bytes) -> PoolOptions {
 
 impl Rig {
     pub fn new(config: Config, pool: PoolOptions, options: Options, streams: usize) -> Rig {
+        Rig::wrapped(config, pool, options, streams, |device| Box::new(device))
+    }
+
+    /// A rig whose engine sees the device through another backend.
+    pub fn wrapped(
+        config: Config,
+        pool: PoolOptions,
+        options: Options,
+        streams: usize,
+        wrap: impl FnOnce(Sim) -> Box<dyn Backend>,
+    ) -> Rig {
         let world = World::new(config);
         let trace = Arc::new(Mutex::new(Trace::default()));
         let mut sim = Traced::new(world.device(0).unwrap(), 0);
         sim.observe(Some(observer(&trace)));
         let pool = PinnedPool::new(sim.pinner(), pool).unwrap();
         let device = world.device(0).unwrap();
-        let mut engine = Engine::new(Box::new(device), &pool, options).unwrap();
+        let mut engine = Engine::new(wrap(device), &pool, options).unwrap();
         engine.observe(Some(observer(&trace)));
         let streams = (0..streams)
             .map(|_| {
