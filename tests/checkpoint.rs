@@ -4,6 +4,8 @@
 //! The fault guarded against: an adapter that is right in the first step, and hands out another
 //! layer's bytes, or grows, once the order changes, a step is abandoned or the lengths differ.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
+
 mod support;
 
 use lightering::adapter::Checkpoint;

@@ -4,6 +4,8 @@
 //! The faults guarded against: an engine that only its maker's thread may call, handles that cannot
 //! be dropped elsewhere, and a lost device after which anything is freed, waited for, or forgotten.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
+
 mod support;
 
 use lightering::backend::sim::{Config, Fault, Model, Spot};

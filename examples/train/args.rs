@@ -21,7 +21,8 @@ Usage: train [options]
 
   --text FILE           the text to learn (default: the one shipped in examples/data)
   --device NAME         auto, sim or cuda:N (default: auto)
-  --modes LIST          of none, checkpoint, checkpoint+offload, with commas (default: all)
+  --modes LIST          of none, checkpoint, checkpoint+offload, checkpoint+raw, with commas
+                        (default: the first three; the last one copies as many bytes for nothing)
   --layers N            residual blocks (default: 6)
   --hidden N            channels of a token, a multiple of 8 (default: 640)
   --tokens N            bytes of text in a step, one stretch (default: 192)
@@ -30,6 +31,9 @@ Usage: train [options]
   --pinned-bytes SIZE   most pinned host memory, such as 512MiB (default: what the inputs need)
   --prefetch-bytes SIZE how far to bring back ahead of use (default: two layers' inputs)
   --json                one line of JSON a mode on standard output
+  --times-only          with --device sim: nothing is computed, and numbers have the two bytes that
+                        they have on a GPU, so that any step's times and memory can be predicted
+  --model FILE          with --device sim: the device's figures, as the example calibrate prints
   --help                this text
 ";
 
@@ -53,10 +57,12 @@ pub(crate) enum Mode {
     Checkpoint,
     /// It goes to pinned host memory and comes back; inner results are made anew.
     Offload,
+    /// It stays, and as many bytes are copied beside the model, which waits for none of them.
+    Raw,
 }
 
 impl Mode {
-    const ALL: [Mode; 3] = [Mode::None, Mode::Checkpoint, Mode::Offload];
+    const ALL: [Mode; 4] = [Mode::None, Mode::Checkpoint, Mode::Offload, Mode::Raw];
 
     /// As the command line and the reports call it.
     pub(crate) fn name(self) -> &'static str {
@@ -64,6 +70,7 @@ impl Mode {
             Mode::None => "none",
             Mode::Checkpoint => "checkpoint",
             Mode::Offload => "checkpoint+offload",
+            Mode::Raw => "checkpoint+raw",
         }
     }
 }
@@ -83,6 +90,10 @@ pub(crate) struct Options {
     /// How far to bring back ahead of use; chosen from the shape where there is none.
     pub(crate) prefetch: Option<Bytes>,
     pub(crate) json: bool,
+    /// The simulated device keeps time and books alone.
+    pub(crate) times_only: bool,
+    /// File of the simulated device's figures.
+    pub(crate) model: Option<String>,
 }
 
 /// What to do.
@@ -93,7 +104,7 @@ pub(crate) enum Command {
 }
 
 const STEPS_MAX: u64 = 1_000_000;
-/// The simulated device computes in single precision.
+/// Bytes of a number, until the device is known.
 const ELEMENT: u64 = 4;
 
 /// Reads the words after the program's name.
@@ -102,20 +113,22 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
     let mut options = Options {
         text: None,
         device: Device::Auto,
-        modes: Mode::ALL.to_vec(),
+        modes: Mode::ALL[..3].to_vec(),
         shape: Shape::new(layers, hidden, tokens, ELEMENT)?,
         steps: 32,
         keep_last: 1,
         pinned: None,
         prefetch: None,
         json: false,
+        times_only: false,
+        model: None,
     };
     while let Some(word) = words.next() {
         let (name, attached) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value.to_string())),
             None => (word.as_str(), None),
         };
-        if let ("--help" | "-h" | "--json", Some(_)) = (name, &attached) {
+        if let ("--help" | "-h" | "--json" | "--times-only", Some(_)) = (name, &attached) {
             return Err(format!("{name}: takes no value"));
         }
         let mut value = || {
@@ -127,6 +140,8 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         match name {
             "--help" | "-h" => return Ok(Command::Help),
             "--json" => options.json = true,
+            "--times-only" => options.times_only = true,
+            "--model" => options.model = Some(value()?),
             "--text" => options.text = Some(value()?),
             "--device" => options.device = device(&value()?)?,
             "--modes" => options.modes = modes(&value()?)?,
@@ -141,6 +156,12 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         }
     }
     options.shape = Shape::new(layers, hidden, tokens, ELEMENT)?;
+    let simulates = [("--times-only", options.times_only), ("--model", options.model.is_some())];
+    if let (Some((name, _)), true) =
+        (simulates.into_iter().find(|(_, given)| *given), options.device != Device::Sim)
+    {
+        return Err(format!("{name}: only with --device sim"));
+    }
     if options.steps == 0 || options.steps > STEPS_MAX {
         return Err(format!("--steps {}: must be 1 to {STEPS_MAX}", options.steps));
     }
@@ -168,7 +189,8 @@ fn modes(text: &str) -> Result<Vec<Mode>, String> {
     let one = |name: &str| {
         let known = Mode::ALL.into_iter().find(|mode| mode.name() == name);
         known.ok_or_else(|| {
-            format!("--modes {name}: must be none, checkpoint or checkpoint+offload, with commas")
+            let names = Mode::ALL.map(Mode::name).join(", ");
+            format!("--modes {name}: must be some of {names}, with commas")
         })
     };
     text.split(',').map(one).collect()
@@ -199,6 +221,9 @@ mod tests {
             ]
             .join(" "),
         );
+        let predicted = options("--times-only --device sim --model h200.txt");
+        assert!(predicted.times_only);
+        assert_eq!(predicted.model.as_deref(), Some("h200.txt"));
         let wanted = Options {
             text: Some(String::from("a.txt")),
             device: Device::Cuda(DeviceId(3)),
@@ -209,6 +234,8 @@ mod tests {
             pinned: Some(Bytes::gib(1)),
             prefetch: Some(Bytes::kib(64)),
             json: true,
+            times_only: false,
+            model: None,
         };
         assert_eq!(read, wanted);
         assert_eq!(of("--layers 0 --help"), Ok(Command::Help));
@@ -235,6 +262,11 @@ mod tests {
             "--modes none,",
             "--text",
             "--json=yes",
+            "--times-only=yes --device sim",
+            "--times-only",
+            "--times-only --device cuda:0",
+            "--model",
+            "--model a.txt --device auto",
             "--unknown",
             "word",
         ] {

@@ -13,15 +13,18 @@
 //! `main` uses it.
 
 use crate::args::{Device, Mode, Options};
-use crate::kernel;
+use crate::blas::{Cublas, WORKSPACE};
 use crate::meter::{Meter, Metered};
 use crate::offload;
-use lightering::backend::sim::{Config, World};
+use crate::products::Products;
+use crate::simulated::Simulated;
 use lightering::backend::{About, Backend};
-use lightering::{Bytes, DeviceId, Error, Misuse, Result};
+use lightering::{Bytes, DeviceId, Error, Result};
+
+/// Opens one device for two users, whose bytes the meter counts.
+pub(crate) type Open = Box<dyn Fn(&Meter) -> Result<[Box<dyn Backend>; 2]>>;
 
 /// The device chosen, and the sizes that follow from it.
-#[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) about: About,
     /// Why the simulated device stands in for a real one.
@@ -30,7 +33,7 @@ pub(crate) struct Plan {
     pub(crate) pinned: Bytes,
     /// How far to bring them back ahead of use.
     pub(crate) prefetch: Bytes,
-    device: Device,
+    pub(crate) open: Open,
 }
 
 /// One device, opened for two users, as a framework and the engine are; a meter counts both.
@@ -43,23 +46,41 @@ pub(crate) struct Opened {
 impl Plan {
     /// Opens the device anew, with nothing on it.
     pub(crate) fn open(&self) -> Result<Opened> {
-        let [backend, engine] = open(self.device)?;
         let meter = Meter::default();
-        let metered = |backend| Box::new(Metered::new(backend, meter.clone()));
-        Ok(Opened { backend: metered(backend), engine: metered(engine), meter: meter.clone() })
+        let [backend, engine] = (self.open)(&meter)?;
+        Ok(Opened { backend, engine, meter })
     }
 }
 
-/// Chooses the device and checks that everything fits; the error is one line.
-pub(crate) fn plan(options: &Options) -> std::result::Result<Plan, String> {
+/// The device for two users, with a meter around both and somebody to multiply for the first.
+fn metered(device: Device, simulated: &Simulated, meter: &Meter) -> Result<[Box<dyn Backend>; 2]> {
+    let [backend, engine] = open(device, simulated)?
+        .map(|backend| -> Box<dyn Backend> { Box::new(Metered::new(backend, meter.clone())) });
+    match blas(device)? {
+        Some(blas) => Ok([Box::new(Products::new(Box::new(blas), backend)), engine]),
+        None => Ok([backend, engine]),
+    }
+}
+
+/// Chooses the device, gives the shape its element, and checks that everything fits; the error is
+/// one line.
+pub(crate) fn plan(options: &mut Options) -> std::result::Result<Plan, String> {
     let (device, reason) = choose(options.device);
-    let [mut backend, _] = open(device).map_err(|error| refusal(options.device, &error))?;
+    let simulated = Simulated::new(options.model.as_deref(), options.times_only)?;
+    let refused = |error: Error| refusal(options.device, &error);
+    let [mut backend, _] = open(device, &simulated).map_err(refused)?;
+    blas(device).map_err(refused)?;
     let about = backend.about();
+    // What is predicted is the real device's step.
+    options.shape.element = if about.simulated && !simulated.times_only { 4 } else { 2 };
     let shape = &options.shape;
     let moved = shape.layers.saturating_sub(options.keep_last);
     let pinned = options.pinned.unwrap_or(Bytes(moved * offload::room(shape.boundary_bytes()).0));
     let prefetch = options.prefetch.unwrap_or(Bytes(2 * shape.boundary_bytes().0));
-    let needed = options.modes.iter().map(|mode| peak(options, *mode)).max().unwrap_or_default();
+    // On a real device keeping everything may be tried: it fails cleanly, and the row says so.
+    let tried = |mode: &&Mode| about.simulated || **mode != Mode::None;
+    let peaks = options.modes.iter().filter(tried).map(|mode| peak(options, *mode));
+    let needed = peaks.max().unwrap_or_default();
     let memory = backend.memory().map_err(|error| error.to_string())?;
     if needed > memory.free {
         return Err(format!(
@@ -67,14 +88,17 @@ pub(crate) fn plan(options: &Options) -> std::result::Result<Plan, String> {
             memory.free, about.name
         ));
     }
-    check_machine(&about, needed, pinned, options.pinned.is_some())?;
-    Ok(Plan { about, reason, pinned, prefetch, device })
+    if !simulated.times_only {
+        check_machine(&about, needed, pinned, options.pinned.is_some())?;
+    }
+    let open: Open = Box::new(move |meter| metered(device, &simulated, meter));
+    Ok(Plan { about, reason, pinned, prefetch, open })
 }
 
 /// Device memory that a mode takes at its peak, about.
 fn peak(options: &Options, mode: Mode) -> Bytes {
     let layers = options.shape.layers;
-    match mode {
+    let peak = match mode {
         Mode::None => options.shape.peak_bytes(layers, true),
         Mode::Checkpoint => options.shape.peak_bytes(layers, false),
         // Those kept, those on their way, and those coming back early.
@@ -82,7 +106,10 @@ fn peak(options: &Options, mode: Mode) -> Bytes {
             let resident = options.keep_last.saturating_add(4).min(layers);
             options.shape.peak_bytes(resident, false)
         }
-    }
+        // All inputs, and what is copied back.
+        Mode::Raw => options.shape.peak_bytes(layers + 1, false),
+    };
+    if options.shape.element == 2 { peak.saturating_add(WORKSPACE) } else { peak }
 }
 
 /// Does this machine have the memory? The simulated device's is this machine's too.
@@ -119,7 +146,7 @@ fn available() -> Option<Bytes> {
 /// The device to open, and why it is the simulated one where nobody asked for that.
 fn choose(wanted: Device) -> (Device, Option<String>) {
     match wanted {
-        Device::Auto => match cuda(0).and_then(runnable) {
+        Device::Auto => match cuda(0).and_then(|_| Cublas::open(0)) {
             Ok(_) => (Device::Cuda(DeviceId(0)), None),
             Err(error) => (Device::Sim, Some(error.to_string())),
         },
@@ -128,12 +155,11 @@ fn choose(wanted: Device) -> (Device, Option<String>) {
 }
 
 /// The device for two users.
-fn open(device: Device) -> Result<[Box<dyn Backend>; 2]> {
+fn open(device: Device, simulated: &Simulated) -> Result<[Box<dyn Backend>; 2]> {
     match device {
-        Device::Cuda(DeviceId(ordinal)) => Ok([cuda(ordinal).and_then(runnable)?, cuda(ordinal)?]),
+        Device::Cuda(DeviceId(ordinal)) => Ok([cuda(ordinal)?, cuda(ordinal)?]),
         Device::Auto | Device::Sim => {
-            // A world of its own, so that no other's work shows in its times.
-            let world = World::new(Config::default());
+            let world = simulated.world();
             Ok([Box::new(world.device(0)?), Box::new(world.device(0)?)])
         }
     }
@@ -143,11 +169,11 @@ fn cuda(ordinal: u32) -> Result<Box<dyn Backend>> {
     Ok(lightering::open(&format!("cuda:{ordinal}"))?.backend)
 }
 
-/// The backend, if every kernel of the model has a form for it.
-fn runnable(backend: Box<dyn Backend>) -> Result<Box<dyn Backend>> {
-    match kernel::ALL.iter().find(|kernel| kernel.ptx.is_none()) {
-        Some(kernel) => Err(Error::usage(Misuse::BadKernel, "open").detail(kernel.name)),
-        None => Ok(backend),
+/// Who multiplies there; the simulated device does it itself.
+fn blas(device: Device) -> Result<Option<Cublas>> {
+    match device {
+        Device::Cuda(DeviceId(ordinal)) => Ok(Some(Cublas::open(ordinal)?)),
+        Device::Auto | Device::Sim => Ok(None),
     }
 }
 

@@ -18,6 +18,7 @@
 //! Run it with `cargo run --release --example train -- --help`.
 
 mod args;
+mod blas;
 mod device;
 mod inputs;
 mod kernel;
@@ -25,12 +26,17 @@ mod layout;
 mod meter;
 mod model;
 mod offload;
+mod passing;
+mod products;
 mod progress;
 mod queue;
+mod raw;
 #[cfg(test)]
 mod reference;
 mod report;
 mod shape;
+#[path = "../common/simulated.rs"]
+mod simulated;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -39,10 +45,12 @@ mod trainer;
 
 use args::{Command, Mode, Options};
 use inputs::{Inputs, Resident};
-use lightering::Error;
 use lightering::backend::About;
+use lightering::{Error, Kind};
 use offload::{Limits, Offloaded};
 use progress::Progress;
+use raw::Raw;
+use report::Row;
 use std::io::Write;
 use std::process::ExitCode;
 use text::Text;
@@ -82,66 +90,92 @@ fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let options = match args::parse(words).map_err(Failure::Input)? {
+    let mut options = match args::parse(words).map_err(Failure::Input)? {
         Command::Run(options) => options,
         Command::Help => return say(out, args::HELP),
     };
     let text = Text::open(options.text.as_deref()).map_err(Failure::Input)?;
-    let plan = device::plan(&options).map_err(Failure::Input)?;
+    let plan = device::plan(&mut options).map_err(Failure::Input)?;
     say(err, &greeting(&options, &text, &plan))?;
-    let mut outcomes = Vec::new();
+    let mut rows: Vec<Row> = Vec::new();
     for mode in &options.modes {
-        let outcome = train(&options, &plan, &text, *mode, err)?;
-        if options.json {
-            say(out, &format!("{}\n", report::json(&options, &plan.about, &outcome)))?;
+        rows.push((*mode, train(&options, &plan, &text, *mode, err)?));
+        if let (true, Some(row)) = (options.json, rows.last()) {
+            say(out, &format!("{}\n", report::json(&options, &plan.about, row)))?;
         }
-        outcomes.push(outcome);
     }
-    let table = report::table(&options, &plan.about, &outcomes);
+    let table = report::table(&options, &plan.about, &rows);
     say(if options.json { err } else { out }, &table)?;
-    match report::difference(&outcomes) {
+    match report::difference(&rows) {
+        _ if options.times_only => Ok(()),
         Some(difference) => Err(Failure::Run(difference)),
         None => Ok(()),
     }
 }
 
-/// Runs one mode's steps on a device of its own.
+/// Runs one mode's steps on a device of its own; `None` where keeping everything did not fit.
 fn train(
     options: &Options,
     plan: &device::Plan,
     text: &Text,
     mode: Mode,
     err: &mut dyn Write,
-) -> Result<Outcome, Failure> {
-    let shape = options.shape;
-    let (layers, bytes) = (shape.layers as usize, shape.boundary_bytes());
-    let opened = plan.open()?;
-    let meter = opened.meter.clone();
-    let mut inputs: Box<dyn Inputs> = match mode {
-        Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
-        Mode::Offload => {
-            let keep_last = options.keep_last.min(shape.layers) as usize;
-            let device::Plan { pinned, prefetch, .. } = *plan;
-            let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
-            Box::new(Offloaded::new(opened, limits)?)
+) -> Result<Option<Outcome>, Failure> {
+    let outcome = match steps(options, plan, text, mode, err) {
+        Ok(outcome) => outcome,
+        Err(error) if mode == Mode::None && error.kind() == Kind::OutOfMemory => {
+            say(err, &format!("{}: {error}\n", mode.name()))?;
+            return Ok(None);
         }
-    };
-    let outcome = {
-        let mut progress = Progress::new(mode.name(), options.steps, err);
-        let trainer = Trainer::new(mode, shape, text, &mut *inputs, meter)?;
-        trainer.run(mode, options.steps, &mut |done, loss| progress.show(done, loss))?
+        Err(error) => return Err(error.into()),
     };
     if outcome.moved.refused > 0 {
         let words = format!(
             "{}: {} of {} layers' inputs stayed on the device: no room in {} of pinned memory\n",
             mode.name(),
             outcome.moved.refused,
-            shape.layers,
+            options.shape.layers,
             plan.pinned
         );
         say(err, &words)?;
     }
-    Ok(outcome)
+    Ok(Some(outcome))
+}
+
+/// As [`train`], where every error is one.
+fn steps(
+    options: &Options,
+    plan: &device::Plan,
+    text: &Text,
+    mode: Mode,
+    err: &mut dyn Write,
+) -> lightering::Result<Outcome> {
+    let shape = options.shape;
+    let (layers, bytes) = (shape.layers as usize, shape.boundary_bytes());
+    let opened = plan.open()?;
+    let meter = opened.meter.clone();
+    let keep_last = options.keep_last.min(shape.layers) as usize;
+    let device::Plan { pinned, prefetch, .. } = *plan;
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+    let mut inputs: Box<dyn Inputs> = match mode {
+        Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
+        Mode::Offload => Box::new(Offloaded::new(opened, limits)?),
+        Mode::Raw => Box::new(Raw::new(opened.backend, limits)?),
+    };
+    let mut progress = Progress::new(mode.name(), options.steps, err);
+    let mut show = |done, loss| {
+        // Of a prediction there is no loss to show.
+        if !options.times_only {
+            progress.show(done, loss);
+        }
+    };
+    let outcome = Trainer::new(mode, shape, text, &mut *inputs, meter)
+        .and_then(|trainer| trainer.run(options.steps, &mut show));
+    if outcome.is_err() {
+        // What was enqueued still uses the memory that goes now. The first error is the one to tell.
+        let _ = inputs.backend().sync();
+    }
+    outcome
 }
 
 /// What is said before the first step.
@@ -157,7 +191,10 @@ fn greeting(options: &Options, text: &Text, plan: &device::Plan) -> String {
         words += &format!(", because cuda:0 is not to be had ({reason})");
     }
     if *simulated {
-        words += "; all times are simulated";
+        words += match options.times_only {
+            true => "; all times are simulated, and nothing is computed",
+            false => "; all times are simulated",
+        };
     }
     words += &format!(
         "\nmodel: {} layers x {} tokens x {} channels x {} bytes = {} of layers' inputs a step\n",

@@ -14,6 +14,7 @@
 //! `device` puts it around every backend it opens. A backend counts its own user's bytes alone, and
 //! the sum of two users' peaks is no peak: hence this.
 
+use crate::passing::pass_on;
 use lightering::backend::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
 use lightering::trace::{Actor, Site, Use};
 use lightering::{Bytes, DevicePtr, DeviceRange, EventId, PinnedRange, Result, StreamId};
@@ -56,73 +57,44 @@ impl Meter {
 pub(crate) struct Metered {
     inner: Box<dyn Backend>,
     meter: Meter,
-    lens: HashMap<DevicePtr, Bytes>,
+    /// What is taken: how much, and on which stream.
+    taken: HashMap<DevicePtr, (Bytes, StreamId)>,
 }
 
 impl Metered {
     pub(crate) fn new(inner: Box<dyn Backend>, meter: Meter) -> Metered {
-        Metered { inner, meter, lens: HashMap::new() }
+        Metered { inner, meter, taken: HashMap::new() }
     }
-}
-
-macro_rules! pass_on {
-    ($($verb:ident($($arg:ident: $kind:ty),*) -> $answer:ty;)*) => {
-        $(fn $verb(&mut self, $($arg: $kind),*) -> $answer {
-            self.inner.$verb($($arg),*)
-        })*
-    };
 }
 
 impl Backend for Metered {
     fn alloc_device(&mut self, len: Bytes, on: StreamId) -> Result<DevicePtr> {
         let at = self.inner.alloc_device(len, on)?;
-        self.lens.insert(at, len);
+        self.taken.insert(at, (len, on));
         self.meter.took(len);
         Ok(at)
     }
 
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()> {
         self.inner.free_device(at, on)?;
-        if let Some(len) = self.lens.remove(&at) {
+        if let Some((len, _)) = self.taken.remove(&at) {
             self.meter.gave(len);
         }
         Ok(())
     }
 
-    fn about(&self) -> About {
-        self.inner.about()
-    }
+    pass_on!(launch);
+    pass_on!(rest);
+}
 
-    fn raw_stream(&self, stream: StreamId) -> Result<usize> {
-        self.inner.raw_stream(stream)
-    }
-
-    fn pinner(&self) -> Arc<dyn Pinner> {
-        self.inner.pinner()
-    }
-
-    fn fence(&self) -> Arc<dyn Fence> {
-        self.inner.fence()
-    }
-
-    pass_on! {
-        memory() -> Result<Memory>;
-        reset_peak() -> ();
-        adopt_stream(raw: usize) -> Result<StreamId>;
-        create_stream() -> Result<StreamId>;
-        close_stream(stream: StreamId) -> Result<()>;
-        create_event(timing: Timing) -> Result<EventId>;
-        close_event(event: EventId) -> Result<()>;
-        record(event: EventId, stream: StreamId) -> Result<()>;
-        wait(stream: StreamId, event: EventId, site: Site) -> Result<()>;
-        query(event: EventId, site: Site) -> Result<bool>;
-        elapsed(from: EventId, to: EventId) -> Result<std::time::Duration>;
-        note(by: Actor, uses: &[Use]) -> Result<()>;
-        copy_out(to: PinnedRange, from: DeviceRange, on: StreamId) -> Result<()>;
-        copy_in(to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()>;
-        launch(kernel: &'static Kernel, grid: Grid, args: &[Arg], on: StreamId) -> Result<()>;
-        capturing(stream: StreamId) -> Result<bool>;
-        sync() -> Result<()>;
+impl Drop for Metered {
+    /// Gives back what its user did not, because it failed on the way: the next mode needs the room.
+    fn drop(&mut self) {
+        for (at, (len, on)) in self.taken.drain() {
+            if self.inner.free_device(at, on).is_ok() {
+                self.meter.gave(len);
+            }
+        }
     }
 }
 
@@ -153,5 +125,17 @@ mod tests {
         let (user, on) = &mut users[1];
         user.free_device(b, *on).unwrap();
         assert_eq!(meter.taken(), Bytes::ZERO);
+    }
+
+    #[test]
+    fn a_user_that_failed_leaves_no_byte_taken() {
+        let (world, meter) = (World::new(Config::default()), Meter::default());
+        let mut user = Metered::new(Box::new(world.device(0).unwrap()), meter.clone());
+        let on = user.create_stream().unwrap();
+        user.alloc_device(Bytes(4096), on).unwrap();
+        drop(user);
+        assert_eq!(meter.taken(), Bytes::ZERO);
+        let memory = world.device(0).unwrap().memory().unwrap();
+        assert_eq!(memory.free, memory.total);
     }
 }

@@ -47,15 +47,17 @@ impl Model {
     /// Takes the parameters' memory and fills it; the same numbers every time.
     pub(crate) fn new(queue: &mut Queue<'_>, shape: Shape) -> Result<Model> {
         let bytes = shape.parameters() * shape.element;
-        let mut run = || queue.take(bytes);
-        let state = adam::State { weights: run()?, grads: run()?, mean: run()?, square: run()? };
+        let mut run = |bytes| queue.take(bytes);
+        let (weights, grads) = (run(bytes)?, run(bytes)?);
+        let (mean, square) = (run(shape.parameters() * 4)?, run(shape.parameters() * 4)?);
+        let state = adam::State { weights, grads, mean, square };
         let model = Model {
             shape,
             state,
             weights: Layout::new(shape, state.weights),
             grads: Layout::new(shape, state.grads),
             partials: queue.take(shape.partials() * 4)?,
-            parts: queue.take(tally::PARTS * 8)?,
+            parts: queue.take(tally::parts(bytes) * 8)?,
             tally: queue.take(tally::STATE_BYTES)?,
         };
         model.fill(queue)?;

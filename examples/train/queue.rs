@@ -81,6 +81,12 @@ fn blocks(count: u64) -> u32 {
     count.clamp(1, 1 << 20) as u32
 }
 
+/// The length of a range in bytes, for a kernel whose device form gets a bare pointer.
+pub(crate) fn length(range: DeviceRange) -> Arg {
+    assert!(range.len().0.is_multiple_of(16), "a kernel's rows are whole numbers of 16 bytes");
+    Arg::U64(range.len().0)
+}
+
 /// A size as a kernel's argument; `Shape` bounds them all far below 32 bits.
 pub(crate) fn number(size: u64) -> Arg {
     assert!(size <= u64::from(u32::MAX), "a size fits in a kernel's 32-bit argument");

@@ -11,14 +11,21 @@
 //!
 //! `main` uses it.
 
-use crate::args::Options;
+use crate::args::{Mode, Options};
 use crate::trainer::Outcome;
 use lightering::backend::About;
 use std::fmt::Write;
+use std::time::Duration;
 
-/// The outcome as one JSON object.
-pub(crate) fn json(options: &Options, about: &About, outcome: &Outcome) -> String {
+/// A mode, and what its steps came to; nothing where keeping everything did not fit.
+pub(crate) type Row = (Mode, Option<Outcome>);
+
+/// The row as one JSON object. Where there is no outcome its fields are null.
+pub(crate) fn json(options: &Options, about: &About, (mode, outcome): &Row) -> String {
     let shape = &options.shape;
+    let of = |value: fn(&Outcome) -> String| {
+        outcome.as_ref().map_or_else(|| String::from("null"), value)
+    };
     let device =
         if about.simulated { String::from("sim") } else { format!("cuda:{}", about.device.0) };
     let mut fields = String::new();
@@ -27,35 +34,39 @@ pub(crate) fn json(options: &Options, about: &About, outcome: &Outcome) -> Strin
         // Writing to a string cannot fail.
         let _ = write!(fields, "{comma}\"{name}\": {value}");
     };
-    field("mode", quoted(outcome.mode.name()));
+    field("mode", quoted(mode.name()));
     field("device", quoted(&device));
     field("simulated", about.simulated.to_string());
     field("layers", shape.layers.to_string());
     field("hidden", shape.hidden.to_string());
     field("tokens", shape.tokens.to_string());
+    field("element_bytes", shape.element.to_string());
     field("steps", options.steps.to_string());
     field("keep_last", options.keep_last.to_string());
-    field("loss", number(outcome.loss));
-    field("first_loss", number(outcome.first_loss));
-    field("grad_checksum", quoted(&hash(outcome.checksum)));
-    for (name, bytes) in [
-        ("peak_device_bytes", outcome.peak),
-        ("after_forward_device_bytes", outcome.after_forward),
-        ("after_flush_device_bytes", outcome.after_flush),
-        ("boundary_bytes", shape.boundaries_bytes()),
-        ("moved_bytes", outcome.moved.out),
-        ("freed_bytes", outcome.moved.freed),
-    ] {
-        field(name, bytes.0.to_string());
-    }
-    field("first_step_seconds", number(outcome.first_step.as_secs_f64()));
-    field("step_seconds", number(outcome.step.as_secs_f64()));
+    field("out_of_memory", outcome.is_none().to_string());
+    // Where nothing is computed there is no loss and no gradient.
+    let computed = |value: String| if options.times_only { String::from("null") } else { value };
+    field("loss", computed(of(|outcome| number(outcome.loss))));
+    field("first_loss", computed(of(|outcome| number(outcome.first_loss))));
+    field("grad_checksum", computed(of(|outcome| quoted(&hash(outcome.checksum)))));
+    field("peak_device_bytes", of(|outcome| outcome.peak.0.to_string()));
+    field("after_forward_device_bytes", of(|outcome| outcome.after_forward.0.to_string()));
+    field("after_flush_device_bytes", of(|outcome| outcome.after_flush.0.to_string()));
+    field("boundary_bytes", shape.boundaries_bytes().0.to_string());
+    field("moved_bytes", of(|outcome| outcome.moved.out.0.to_string()));
+    field("freed_bytes", of(|outcome| outcome.moved.freed.0.to_string()));
+    field("first_step_seconds", of(|outcome| number(outcome.first_step.as_secs_f64())));
+    field("step_seconds", of(|outcome| number(outcome.step.as_secs_f64())));
     format!("{{{fields}}}")
 }
 
 /// All outcomes as a table, with a line that says what the columns are.
-pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> String {
-    let times = if about.simulated { "simulated times" } else { "times" };
+pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
+    let times = match (options.times_only, about.simulated) {
+        (true, _) => "simulated times, nothing computed",
+        (false, true) => "simulated times",
+        (false, false) => "times",
+    };
     let mut text = format!(
         "device bytes: most ever, after the forward, after a flush; {times}; \
          layers' inputs a step\n"
@@ -81,17 +92,24 @@ pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> S
         "inputs",
         "moved",
     ]);
-    for outcome in outcomes {
+    let inputs = options.shape.boundaries_bytes().to_string();
+    let computed = |value: String| if options.times_only { String::from("-") } else { value };
+    for (mode, outcome) in rows {
+        let Some(outcome) = outcome else {
+            let free = "out of memory";
+            row([mode.name(), free, "", "", "", "", "", "", &inputs, ""]);
+            continue;
+        };
         row([
-            outcome.mode.name(),
+            mode.name(),
             &outcome.peak.to_string(),
             &outcome.after_forward.to_string(),
             &outcome.after_flush.to_string(),
-            &format!("{:.2?}", outcome.first_step),
-            &format!("{:.2?}", outcome.step),
-            &format!("{:.4}", outcome.loss),
-            &hash(outcome.checksum),
-            &options.shape.boundaries_bytes().to_string(),
+            &time(outcome.first_step),
+            &time(outcome.step),
+            &computed(format!("{:.4}", outcome.loss)),
+            &computed(hash(outcome.checksum)),
+            &inputs,
             &outcome.moved.out.to_string(),
         ]);
     }
@@ -99,12 +117,17 @@ pub(crate) fn table(options: &Options, about: &About, outcomes: &[Outcome]) -> S
 }
 
 /// The two modes whose gradients differ first, as a sentence.
-pub(crate) fn difference(outcomes: &[Outcome]) -> Option<String> {
-    let (first, others) = outcomes.split_first()?;
-    let other = others.iter().find(|other| other.checksum != first.checksum)?;
-    let (a, b) = (first.mode.name(), other.mode.name());
-    let (x, y) = (hash(first.checksum), hash(other.checksum));
-    Some(format!("the gradients of {a} and {b} differ: {x} and {y}"))
+pub(crate) fn difference(rows: &[Row]) -> Option<String> {
+    let ran = |(mode, outcome): &Row| Some((mode.name(), outcome.as_ref()?.checksum));
+    let mut ran = rows.iter().filter_map(ran);
+    let (a, x) = ran.next()?;
+    let (b, y) = ran.find(|(_, other)| *other != x)?;
+    Some(format!("the gradients of {a} and {b} differ: {} and {}", hash(x), hash(y)))
+}
+
+/// In ASCII, so that columns keep their width everywhere.
+fn time(time: Duration) -> String {
+    format!("{time:.2?}").replace('\u{b5}', "u")
 }
 
 fn hash(checksum: u64) -> String {

@@ -103,7 +103,7 @@ impl Shape {
     /// inputs stay on the device; `keep_all` says that every layer's inner results stay too.
     pub(crate) fn peak_bytes(&self, resident: u64, keep_all: bool) -> Bytes {
         let (token, element) = (self.tokens * self.element, self.element);
-        let state = 4 * self.parameters() * element + self.partials() * 4;
+        let state = self.parameters() * (2 * element + 2 * 4) + self.partials() * 4;
         let kept = (self.hidden + self.inner()) * token + 4 * self.tokens;
         let (inner, loss) = (self.inner() * token, (self.hidden + VOCABULARY) * token);
         let work = match keep_all {

@@ -53,9 +53,9 @@ fn under_adversary(seed: u64, keep_last: usize, offload: bool) -> u64 {
         Box::new(Resident::new(opened.backend, layers, bytes).unwrap())
     };
     let text = Text::open(None).unwrap();
-    let mode = Mode::Checkpoint;
-    let trainer = Trainer::new(mode, shape, &text, &mut *inputs, meter.clone()).unwrap();
-    let outcome = trainer.run(mode, 4, &mut |_, _| ()).unwrap();
+    let trainer =
+        Trainer::new(Mode::Checkpoint, shape, &text, &mut *inputs, meter.clone()).unwrap();
+    let outcome = trainer.run(4, &mut |_, _| ()).unwrap();
     assert_eq!(meter.taken(), Bytes::ZERO, "seed {seed}: device bytes are left over");
     assert!(!offload || outcome.moved.out.0 == (layers - keep_last) as u64 * bytes.0);
     outcome.checksum
@@ -67,6 +67,83 @@ fn no_order_of_the_devices_work_changes_a_bit() {
     for seed in 1..40 {
         assert_eq!(under_adversary(seed, seed as usize % 3, true), wanted, "seed {seed}");
     }
+}
+
+/// What the steps came to on a world like this, and when they were over.
+fn on_world(config: Config, offload: bool) -> (Outcome, std::time::Duration) {
+    let shape = shape::Shape::new(4, 32, 256, 4).unwrap();
+    let (layers, bytes) = (shape.layers as usize, shape.boundary_bytes());
+    let world = World::new(config);
+    let meter = meter::Meter::default();
+    let user = || Box::new(meter::Metered::new(Box::new(world.device(0).unwrap()), meter.clone()));
+    let opened = device::Opened { backend: user(), engine: user(), meter: meter.clone() };
+    let (pinned, prefetch, keep_last) = (Bytes::mib(2), Bytes(2 * bytes.0), 1);
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+    let mut inputs: Box<dyn Inputs> = match offload {
+        true => Box::new(Offloaded::new(opened, limits).unwrap()),
+        false => Box::new(Resident::new(opened.backend, layers, bytes).unwrap()),
+    };
+    let text = Text::open(None).unwrap();
+    let mode = Mode::Checkpoint;
+    let trainer = Trainer::new(mode, shape, &text, &mut *inputs, meter).unwrap();
+    (trainer.run(4, &mut |_, _| ()).unwrap(), world.now())
+}
+
+#[test]
+fn a_prediction_is_the_run_but_for_what_is_computed() {
+    let model = lightering::backend::sim::Model::default();
+    for offload in [false, true] {
+        let (run, end) = on_world(Config::timed(model), offload);
+        let (predicted, predicted_end) = on_world(Config::times_only(model), offload);
+        assert_eq!(predicted_end, end);
+        let figures = |of: &Outcome| {
+            (of.first_step, of.step, of.peak, of.after_forward, of.after_flush, of.moved)
+        };
+        assert_eq!(figures(&predicted), figures(&run));
+        assert!(run.checksum != 0 && predicted.checksum == 0, "nothing was computed");
+    }
+}
+
+#[test]
+fn what_was_not_computed_is_null_and_not_a_number() {
+    let modes = "--modes checkpoint,checkpoint+offload";
+    let (out, err, ended) = of(&format!("{SMALL} {modes} --times-only --json"));
+    ended.unwrap();
+    let (run, ..) = of(&format!("{SMALL} {modes} --json"));
+    for (line, run) in out.lines().zip(run.lines()) {
+        for name in ["loss", "first_loss", "grad_checksum"] {
+            assert_eq!(field(line, name), "null");
+        }
+        let names = |line: &str| -> Vec<String> {
+            line.split(", ").map(|field| field.split(": ").next().unwrap().to_string()).collect()
+        };
+        assert_eq!(names(line), names(run), "the same fields");
+        assert_eq!(field(line, "boundary_bytes"), (3 * 16 * 24 * 2).to_string());
+    }
+    assert!(err.contains("nothing is computed") && err.contains(" - "), "{err}");
+}
+
+#[test]
+fn a_step_of_a_size_that_no_cpu_computes_is_predicted_with_its_figures() {
+    let folder = std::env::temp_dir().join(format!("lightering-predict-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("half.txt");
+    std::fs::write(&file, "matrix_flops_per_s = 352.5e12\nmemory_bytes_per_s = 1.95e12\n").unwrap();
+    let line = "--device sim --times-only --layers 24 --hidden 4096 --tokens 8192 --steps 1 --json \
+                --modes checkpoint,checkpoint+offload";
+    let seconds = |line: &str| -> Vec<f64> {
+        let (out, _, ended) = of(line);
+        ended.unwrap();
+        out.lines().map(|line| field(line, "step_seconds").parse().unwrap()).collect()
+    };
+    let (fast, slow) =
+        (seconds(line), seconds(&format!("{line} --model {}", file.to_str().unwrap())));
+    std::fs::remove_dir_all(&folder).unwrap();
+    // Seven products a layer, the first made twice; memory-bound kernels are a tenth of it.
+    let products = 24.0 * 7.0 * 2.0 * 8192.0 * 4096.0 * 16384.0 / 705e12;
+    assert!(fast[0] > products && fast[0] < 1.2 * products, "{fast:?} {products}");
+    assert!(fast[1] < 1.02 * fast[0], "the copies hide: {fast:?}");
+    assert!((slow[0] / fast[0] - 2.0).abs() < 0.01, "half as fast: {slow:?} {fast:?}");
 }
 
 #[test]
@@ -202,8 +279,7 @@ fn bad_input_is_one_line_with_its_cause() {
 
 #[test]
 fn gradients_that_differ_in_one_bit_are_an_error() {
-    let outcome = |mode, checksum| Outcome {
-        mode,
+    let outcome = |checksum| Outcome {
         first_loss: 1.0,
         loss: f64::NAN,
         checksum,
@@ -214,7 +290,8 @@ fn gradients_that_differ_in_one_bit_are_an_error() {
         first_step: std::time::Duration::ZERO,
         step: std::time::Duration::ZERO,
     };
-    let pair = |a, b| [outcome(Mode::Checkpoint, a), outcome(Mode::Offload, b)];
+    let row = |mode, checksum| (mode, Some(outcome(checksum)));
+    let pair = |a, b| [row(Mode::Checkpoint, a), (Mode::None, None), row(Mode::Offload, b)];
     assert_eq!(report::difference(&pair(7, 7)), None);
     let text = report::difference(&pair(7, 7 | 1 << 63)).unwrap();
     assert!(text.contains("checkpoint and checkpoint+offload differ") && !text.contains('\n'));

@@ -30,7 +30,6 @@ use std::time::Duration;
 /// What a mode's steps came to.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
-    pub(crate) mode: Mode,
     pub(crate) first_loss: f64,
     pub(crate) loss: f64,
     /// Hash over all gradients of all steps.
@@ -109,12 +108,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Runs `steps` steps; `progress` is told of each that is done, with its loss.
-    pub(crate) fn run(
-        mut self,
-        mode: Mode,
-        steps: u64,
-        progress: &mut dyn FnMut(u64, f64),
-    ) -> Result<Outcome> {
+    pub(crate) fn run(mut self, steps: u64, progress: &mut dyn FnMut(u64, f64)) -> Result<Outcome> {
         // The steps' time is theirs alone: the model's first numbers are made before it.
         self.inputs.backend().sync()?;
         self.record(0)?;
@@ -138,7 +132,7 @@ impl<'a> Trainer<'a> {
         moved.1 = self.inputs.moved();
         let peak = self.meter.peak();
         self.close()?;
-        Ok(outcome(mode, &reads, memory, moved, peak))
+        Ok(outcome(&reads, memory, moved, peak))
     }
 
     /// Enqueues one step. Where `measure` says so, returns the device bytes taken after the
@@ -253,7 +247,6 @@ fn slot_bytes(shape: &Shape) -> u64 {
 }
 
 fn outcome(
-    mode: Mode,
     reads: &[Read],
     (after_forward, after_flush): (Bytes, Bytes),
     moved: (Moved, Moved),
@@ -266,7 +259,6 @@ fn outcome(
     let times = &mut times[middle];
     times.sort_unstable();
     Outcome {
-        mode,
         first_loss: first.loss,
         loss: last.loss,
         checksum: last.checksum,

@@ -55,6 +55,13 @@ pub struct Stats {
     pub prefetch_refused_count: u64,
     /// Times room was made on the device for a reader.
     pub made_room_count: u64,
+    /// With `verify`: copies back whose bytes were compared and are those that left.
+    pub verified_count: u64,
+    /// With `verify`: copies back whose bytes are not those that left.
+    pub corrupt_count: u64,
+    /// With `verify`: copies back that are not compared, since there was no slot for them or for
+    /// the copy out.
+    pub unverified_count: u64,
     /// Bytes leaked on purpose, because the device was lost or a deadline passed.
     pub leaked_on_purpose_bytes: u64,
     /// Now: storages alive.

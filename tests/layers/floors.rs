@@ -30,6 +30,7 @@ const ROOMS: &[(&str, u32)] = &[
     ("stream", 2),
     ("pinned", 3),
     ("copy", 4),
+    ("checksum", 5),
     ("pack", 5),
     ("disk", 5),
     ("storage", 6),

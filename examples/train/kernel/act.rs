@@ -11,16 +11,17 @@
 //!
 //! `model` uses it.
 
-use crate::queue::{Queue, vectors_for};
+use super::PTX;
+use crate::queue::{Queue, length, vectors_for};
 use lightering::backend::{Arg, Cost, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
 
 pub(crate) static ACT: Kernel =
-    Kernel { name: "act", ptx: None, host: Some(|_, args| host(args)), cost: Cost::of_bytes };
+    Kernel { name: "act", ptx: Some(PTX), host: Some(|_, args| host(args)), cost: Cost::of_bytes };
 
 pub(crate) static ACT_BACK: Kernel = Kernel {
     name: "act_back",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(|_, args| host_back(args)),
     cost: Cost::of_bytes,
 };
@@ -33,13 +34,13 @@ pub(crate) fn act(
     a: DeviceRange,
     y: DeviceRange,
 ) -> Result<()> {
-    let args = [Arg::Read(u), Arg::Read(x), Arg::Write(a), Arg::Write(y)];
+    let args = [Arg::Read(u), Arg::Read(x), Arg::Write(a), Arg::Write(y), length(u), length(x)];
     queue.run(&ACT, vectors_for(u), &args)
 }
 
 /// Enqueues `u -> max(u, 0)^2` and `d -> 2 max(u, 0) d`, with the `u` of before.
 pub(crate) fn act_back(queue: &mut Queue<'_>, u: DeviceRange, d: DeviceRange) -> Result<()> {
-    queue.run(&ACT_BACK, vectors_for(u), &[Arg::Update(u), Arg::Update(d)])
+    queue.run(&ACT_BACK, vectors_for(u), &[Arg::Update(u), Arg::Update(d), length(u)])
 }
 
 fn host(args: &mut HostArgs<'_>) -> Result<()> {

@@ -11,8 +11,9 @@
 //!
 //! `model` uses it.
 
+use super::PTX;
 use super::tally::mixed;
-use crate::queue::{Queue, vectors_for};
+use crate::queue::{Queue, length, vectors_for};
 use crate::shape::Shape;
 use lightering::backend::{Arg, Cost, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
@@ -24,19 +25,29 @@ const RATE: f32 = 1.5;
 const WARM_STEPS: u64 = 4;
 const EPSILON: f32 = 1e-9;
 
-pub(crate) static FILL: Kernel =
-    Kernel { name: "fill", ptx: None, host: Some(|_, args| host_fill(args)), cost: Cost::of_bytes };
+pub(crate) static FILL: Kernel = Kernel {
+    name: "fill",
+    ptx: Some(PTX),
+    host: Some(|_, args| host_fill(args)),
+    cost: Cost::of_bytes,
+};
 
-pub(crate) static ADAM: Kernel =
-    Kernel { name: "adam", ptx: None, host: Some(|_, args| host_adam(args)), cost: Cost::of_bytes };
+pub(crate) static ADAM: Kernel = Kernel {
+    name: "adam",
+    ptx: Some(PTX),
+    host: Some(|_, args| host_adam(args)),
+    cost: Cost::of_bytes,
+};
 
 /// Enqueues a fill with numbers between `-bound` and `bound`.
 pub(crate) fn fill(queue: &mut Queue<'_>, at: DeviceRange, seed: u64, bound: f32) -> Result<()> {
-    let args = [Arg::Write(at), Arg::U64(seed), Arg::F32(bound)];
+    let args = [Arg::Write(at), Arg::U64(seed), Arg::F32(bound), length(at)];
     queue.run(&FILL, vectors_for(at), &args)
 }
 
-/// Where the parameters and all that belongs to them lie, as equally long runs.
+/// Where the parameters and all that belongs to them lie, as runs of equally many numbers. The
+/// moments are in single precision on every device. bf16 weights are rounded up or down by a chance
+/// that place and step fix: of steps smaller than half a weight's last bit, none would be left.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) weights: DeviceRange,
@@ -57,6 +68,8 @@ pub(crate) fn adam(queue: &mut Queue<'_>, shape: &Shape, state: &State, step: u6
         Arg::Update(state.square),
         Arg::F32(rate / (1.0 - DECAY_MEAN.powi(power))),
         Arg::F32(1.0 / (1.0 - DECAY_SQUARE.powi(power))),
+        length(state.grads),
+        Arg::U64(step),
     ];
     queue.run(&ADAM, vectors_for(state.grads), &args)
 }
@@ -72,7 +85,8 @@ fn host_fill(args: &mut HostArgs<'_>) -> Result<()> {
     let to = args.write::<f32>(0)?;
     let (seed, bound) = (args.u64(1)?, args.f32(2)?);
     for (index, to) in to.iter_mut().enumerate() {
-        *to = bound * uniform(seed, index as u64);
+        // Zero has no sign, so that it is zero for whatever reads the bytes.
+        *to = bound * uniform(seed, index as u64) + 0.0;
     }
     Ok(())
 }

@@ -13,39 +13,43 @@
 //!
 //! `model` uses it.
 
-use super::{dot, inverse_rms};
-use crate::queue::{Queue, blocks_for, number, threads_for};
+use super::{PTX, dot, inverse_rms};
+use crate::queue::{Queue, blocks_for, number};
 use crate::shape::{Shape, VOCABULARY};
-use lightering::backend::{Arg, Cost, HostArgs, Kernel};
+use lightering::backend::{Arg, Cost, Grid, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
 
 pub(crate) static EMBED: Kernel = Kernel {
     name: "embed",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(|_, args| host_embed(args)),
     cost: Cost::of_bytes,
 };
 
 pub(crate) static EMBED_BACK: Kernel = Kernel {
     name: "embed_back",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(|_, args| host_embed_back(args)),
     cost: Cost::of_bytes,
 };
 
-pub(crate) static NORM: Kernel =
-    Kernel { name: "norm", ptx: None, host: Some(|_, args| host_norm(args)), cost: Cost::of_bytes };
+pub(crate) static NORM: Kernel = Kernel {
+    name: "norm",
+    ptx: Some(PTX),
+    host: Some(|_, args| host_norm(args)),
+    cost: Cost::of_bytes,
+};
 
 pub(crate) static NORM_BACK: Kernel = Kernel {
     name: "norm_back",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(|_, args| host_norm_back(args)),
     cost: Cost::of_bytes,
 };
 
 pub(crate) static CROSS_ENTROPY: Kernel = Kernel {
     name: "cross_entropy",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(|_, args| host_cross_entropy(args)),
     cost: Cost::of_bytes,
 };
@@ -58,7 +62,13 @@ pub(crate) fn embed(
     tokens: DeviceRange,
     x: DeviceRange,
 ) -> Result<()> {
-    let args = [Arg::Read(table), Arg::Read(tokens), Arg::Write(x), number(shape.hidden)];
+    let args = [
+        Arg::Read(table),
+        Arg::Read(tokens),
+        Arg::Write(x),
+        number(shape.hidden),
+        number(shape.tokens),
+    ];
     queue.run(&EMBED, blocks_for(shape.tokens), &args)
 }
 
@@ -70,8 +80,17 @@ pub(crate) fn embed_back(
     tokens: DeviceRange,
     table_d: DeviceRange,
 ) -> Result<()> {
-    let args = [Arg::Read(d), Arg::Read(tokens), Arg::Write(table_d), number(shape.hidden)];
-    queue.run(&EMBED_BACK, threads_for(VOCABULARY * shape.hidden), &args)
+    let args = [
+        Arg::Read(d),
+        Arg::Read(tokens),
+        Arg::Write(table_d),
+        number(shape.hidden),
+        number(shape.tokens),
+    ];
+    // A block for each byte and each strip of 1024 channels.
+    let strips = shape.hidden.div_ceil(1024) as u32;
+    let blocks = [VOCABULARY as u32, strips, 1];
+    queue.run(&EMBED_BACK, Grid { blocks, ..Grid::row(1, 256) }, &args)
 }
 
 /// Enqueues `n[t] = x[t] / rms(x[t])`.
@@ -81,7 +100,7 @@ pub(crate) fn norm(
     x: DeviceRange,
     n: DeviceRange,
 ) -> Result<()> {
-    let args = [Arg::Read(x), Arg::Write(n), number(shape.hidden)];
+    let args = [Arg::Read(x), Arg::Write(n), number(shape.hidden), number(shape.tokens)];
     queue.run(&NORM, blocks_for(shape.tokens), &args)
 }
 
@@ -92,7 +111,7 @@ pub(crate) fn norm_back(
     n_d: DeviceRange,
     x: DeviceRange,
 ) -> Result<()> {
-    let args = [Arg::Read(n_d), Arg::Update(x), number(shape.hidden)];
+    let args = [Arg::Read(n_d), Arg::Update(x), number(shape.hidden), number(shape.tokens)];
     queue.run(&NORM_BACK, blocks_for(shape.tokens), &args)
 }
 
@@ -104,7 +123,7 @@ pub(crate) fn cross_entropy(
     tokens: DeviceRange,
     losses: DeviceRange,
 ) -> Result<()> {
-    let args = [Arg::Update(logits), Arg::Read(tokens), Arg::Write(losses)];
+    let args = [Arg::Update(logits), Arg::Read(tokens), Arg::Write(losses), number(shape.tokens)];
     queue.run(&CROSS_ENTROPY, blocks_for(shape.tokens), &args)
 }
 

@@ -14,35 +14,42 @@
 //!
 //! `model` uses it.
 
-use super::{dot, inverse_rms};
+use super::{MIX_PTX, dot, inverse_rms};
 use crate::queue::{Queue, blocks_for, number, threads_for};
 use crate::shape::{Shape, TAPS, TILES};
-use lightering::backend::{Arg, Cost, HostArgs, Kernel};
+use lightering::backend::{Arg, Cost, Grid, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
 
-pub(crate) static NORM_MIX: Kernel =
-    Kernel { name: "norm_mix", ptx: None, host: Some(|_, args| host(args)), cost: Cost::of_bytes };
+pub(crate) static NORM_MIX: Kernel = Kernel {
+    name: "norm_mix",
+    ptx: Some(MIX_PTX),
+    host: Some(|_, args| host(args)),
+    cost: Cost::of_bytes,
+};
 
 pub(crate) static MIX_BACK: Kernel = Kernel {
     name: "mix_back",
-    ptx: None,
+    ptx: Some(MIX_PTX),
     host: Some(|_, args| host_back(args)),
     cost: Cost::of_bytes,
 };
 
 pub(crate) static MIX_GRAD: Kernel = Kernel {
     name: "mix_grad",
-    ptx: None,
+    ptx: Some(MIX_PTX),
     host: Some(|_, args| host_grad(args)),
     cost: Cost::of_bytes,
 };
 
 pub(crate) static MIX_SUM: Kernel = Kernel {
     name: "mix_sum",
-    ptx: None,
+    ptx: Some(MIX_PTX),
     host: Some(|_, args| host_sum(args)),
     cost: Cost::of_bytes,
 };
+
+/// Tokens that a block of CUDA's form takes.
+const A_BLOCK: u64 = 16;
 
 /// What the backward reads of a layer's norm and mixing.
 #[derive(Clone, Copy)]
@@ -69,7 +76,7 @@ pub(crate) fn norm_mix(
         number(shape.tokens),
         number(shape.hidden),
     ];
-    queue.run(&NORM_MIX, blocks_for(shape.tokens), &args)
+    queue.run(&NORM_MIX, blocks_for(shape.tokens.div_ceil(A_BLOCK)), &args)
 }
 
 /// Enqueues `d += ` the gradient of `mixed` brought back to the layer's input.
@@ -90,7 +97,7 @@ pub(crate) fn mix_back(
         number(shape.tokens),
         number(shape.hidden),
     ];
-    queue.run(&MIX_BACK, blocks_for(shape.tokens), &args)
+    queue.run(&MIX_BACK, blocks_for(shape.tokens.div_ceil(A_BLOCK)), &args)
 }
 
 /// Enqueues the partial sums of the weights' gradient: `TILES` times as many as there are weights.
@@ -109,7 +116,9 @@ pub(crate) fn mix_grad(
         number(shape.tokens),
         number(shape.hidden),
     ];
-    queue.run(&MIX_GRAD, threads_for(TILES * shape.hidden), &args)
+    // A thread for four channels of a run of tokens.
+    let blocks = [shape.hidden.div_ceil(4 * 256) as u32, TILES as u32, 1];
+    queue.run(&MIX_GRAD, Grid { blocks, ..Grid::row(1, 256) }, &args)
 }
 
 /// Enqueues the sums of all layers' partial sums.
@@ -120,7 +129,7 @@ pub(crate) fn mix_sum(
     grads: DeviceRange,
 ) -> Result<()> {
     let width = TAPS * shape.hidden;
-    let args = [Arg::Read(partials), Arg::Write(grads), number(width)];
+    let args = [Arg::Read(partials), Arg::Write(grads), number(width), number(shape.layers)];
     queue.run(&MIX_SUM, threads_for(shape.layers * width), &args)
 }
 

@@ -3,7 +3,8 @@
 //! What it is not: the model. Which kernel follows which is in `model`.
 //!
 //! Invariant: every sum is taken in a fixed order, so equal inputs give equal bits, in every mode
-//! and with any number of threads; no kernel adds with atomics.
+//! and with any number of threads; no kernel adds with atomics. That holds on each device for
+//! itself: the order differs between devices, and so does the element.
 //!
 //! ```text
 //!   product  C = A B, C += A B (either side transposed)      the only matrix work
@@ -23,9 +24,19 @@ pub(crate) mod mix;
 pub(crate) mod product;
 pub(crate) mod tally;
 
+#[cfg(test)]
 use lightering::backend::Kernel;
 
+/// CUDA's form of all kernels but the products, which are cuBLAS's, and mixing. Where the host form
+/// has `f32` tensors this one has bf16, computed in `f32`: parameters, their gradients and the rows
+/// between. What is `f32` in both: norms, losses, partial sums, Adam's moments. It knows no lengths
+/// but those among its arguments; the host form may ignore these.
+pub(crate) const PTX: &str = include_str!("../../../kernels/ptx/train.ptx");
+/// CUDA's form of norm and mixing.
+pub(crate) const MIX_PTX: &str = include_str!("../../../kernels/ptx/mix.ptx");
+
 /// Every kernel of the model.
+#[cfg(test)]
 pub(crate) static ALL: [&Kernel; 17] = [
     &act::ACT,
     &act::ACT_BACK,

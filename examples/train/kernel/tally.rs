@@ -6,18 +6,21 @@
 //! depend on the order of its parts, so any number of threads gives the same.
 //!
 //! ```text
-//!   checksum: parts[p] = sum over words i = p, p + PARTS, ... of mixed(word + i * odd)
+//!   checksum: parts[p] = sum over words i = p, p + parts, ... of mixed(word + i * odd)
 //!   tally:    state = { mixed(old hash ^ sum of parts), mean of the tokens' losses as f64 }
 //! ```
 //!
-//! `step` uses it.
+//! `model` uses it.
 
-use crate::queue::{Queue, threads_for};
+use super::PTX;
+use crate::queue::{Queue, length, number, threads_for};
 use lightering::backend::{Arg, Cost, Grid, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};
 
-/// Partial sums of the hash.
-pub(crate) const PARTS: u64 = 4096;
+/// The fewest partial sums of the hash. How many there are changes no bit of it.
+const PARTS: u64 = 4096;
+/// The most: a thread each, and enough of them to keep any device's memory busy.
+const PARTS_MAX: u64 = 1 << 16;
 /// Bytes of the state: the hash, then the loss.
 pub(crate) const STATE_BYTES: u64 = 16;
 
@@ -25,17 +28,22 @@ const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 pub(crate) static CHECKSUM: Kernel = Kernel {
     name: "checksum",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(|_, args| host_checksum(args)),
     cost: Cost::of_bytes,
 };
 
 pub(crate) static TALLY: Kernel = Kernel {
     name: "tally",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(|_, args| host_tally(args)),
     cost: Cost::of_bytes,
 };
+
+/// Partial sums for the hash of so many bytes.
+pub(crate) fn parts(bytes: u64) -> u64 {
+    (bytes / 512).clamp(PARTS, PARTS_MAX).next_multiple_of(256)
+}
 
 /// Enqueues the hash's partial sums over `words`, whose length is a multiple of eight.
 pub(crate) fn checksum(
@@ -43,7 +51,8 @@ pub(crate) fn checksum(
     words: DeviceRange,
     parts: DeviceRange,
 ) -> Result<()> {
-    queue.run(&CHECKSUM, threads_for(PARTS), &[Arg::Read(words), Arg::Write(parts)])
+    let args = [Arg::Read(words), Arg::Write(parts), length(words)];
+    queue.run(&CHECKSUM, threads_for(parts.len().0 / 8), &args)
 }
 
 /// Enqueues the step's entry in the state.
@@ -53,7 +62,8 @@ pub(crate) fn tally(
     losses: DeviceRange,
     state: DeviceRange,
 ) -> Result<()> {
-    let args = [Arg::Read(parts), Arg::Read(losses), Arg::Update(state)];
+    let (hashes, count) = (number(parts.len().0 / 8), number(losses.len().0 / 4));
+    let args = [Arg::Read(parts), Arg::Read(losses), Arg::Update(state), hashes, count];
     queue.run(&TALLY, Grid::row(1, 256), &args)
 }
 
