@@ -47,7 +47,8 @@ fn twin() -> (Twin, u64) {
         let _ = &kept; // as long as this is there, so are the context and its memory pool
         Box::new(|| Box::new(Cuda::open(0).unwrap()))
     };
-    (Twin { name: "CUDA", open: Box::new(open) }, 1000)
+    let can_verify = lightering::checksum::CHECKSUM.ptx.is_some();
+    (Twin { name: "CUDA", open: Box::new(open), can_verify }, 1000)
 }
 
 #[cfg(not(all(feature = "cuda", target_os = "linux")))]
@@ -67,7 +68,8 @@ fn simulated_twin() -> (Twin, u64) {
         };
         simulated(Config { device_bytes: DEVICE_BYTES, ..config })
     };
-    (Twin { name: "the simulated device in another order", open: Box::new(open) }, 300)
+    let name = "the simulated device in another order";
+    (Twin { name, open: Box::new(open), can_verify: true }, 300)
 }
 
 /// The answers that the first programs must have met, or they try too little.

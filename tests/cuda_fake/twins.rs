@@ -10,7 +10,8 @@ use lightering::backend::cuda::Cuda;
 fn an_engines_programs_are_told_the_same_as_on_the_simulated_device() {
     story(name_of!(an_engines_programs_are_told_the_same_as_on_the_simulated_device), "", || {
         let open = |_| -> crate::side::Opener { Box::new(|| Box::new(Cuda::open(0).unwrap())) };
-        let twin = Twin { name: "CUDA on the fake driver", open: Box::new(open) };
+        let twin =
+            Twin { name: "CUDA on the fake driver", open: Box::new(open), can_verify: false };
         let tally = compare(&twin, 0..80);
         assert!(tally.values().sum::<u64>() > 5000, "{tally:?}");
         assert_eq!(alive(), Alive::default(), "left behind");

@@ -13,7 +13,7 @@ use std::time::Instant;
 const LENS: &[u64] =
     &[1, 255, 256, 1000, 4096, 6000, 16_384, 65_536, 65_537, 100_000, 262_144, 1 << 20];
 
-fn program(seed: u64) -> Program {
+fn program(seed: u64, verify: bool) -> Program {
     let options = Options {
         keep_last_count: 1,
         prefetch_count_max: 3,
@@ -22,6 +22,8 @@ fn program(seed: u64) -> Program {
         trunk_bytes_max: Bytes::kib(64),
         transfers_max: 8,
         note_uses: false,
+        verify,
+        verify_slots_max: 64,
         ..options()
     };
     let lens = LENS.to_vec();
@@ -30,9 +32,9 @@ fn program(seed: u64) -> Program {
 }
 
 /// Runs until that many records were checked; requires that no byte and no order was wrong.
-pub(crate) fn run(open: &mut Opener, seed: u64, records: u64) {
+pub(crate) fn run(open: &mut Opener, seed: u64, records: u64, verify: bool) {
     let start = Instant::now();
-    let mut machine = Machine::new(open, &program(seed));
+    let mut machine = Machine::new(open, &program(seed, verify));
     let mut chance = Chance::new(seed);
     let (mut ops, mut holds) = (0_u64, 0_u64);
     while machine.side.trace.lock().unwrap().seq < records {
@@ -63,6 +65,7 @@ pub(crate) fn run(open: &mut Opener, seed: u64, records: u64) {
     println!("hazards {}, wrong reads {}", report.hazards, report.wrong.len());
     assert_eq!(report.hazards, 0, "{}", report.words);
     assert!(report.wrong.is_empty(), "{}", report.wrong.join("; "));
+    assert!(stats.corrupt_count == 0 && (stats.verified_count > 50) == verify, "it compares");
     assert!(stats.evicted_count > 100 && stats.refilled_count > 50, "it moves something");
     assert!(stats.forwarded_count > 0 && stats.clean_bytes > 0, "and takes back, and goes clean");
 }

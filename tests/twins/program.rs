@@ -155,8 +155,9 @@ impl Program {
         let (lens, pool) = match chance.below(4) {
             0 => (SMALL_LENS, pool(blocks, 4096, Bytes::mib(4))),
             1 => (LARGE_LENS, pool(blocks, 1 << 20, Bytes(blocks << 20).max(Bytes::mib(4)))),
-            _ => (MIXED_LENS, pool(128, 1 << 20, Bytes::mib(32))),
+            _ => (MIXED_LENS, pool(160, 1 << 20, Bytes::mib(32))),
         };
+        let is_roomy = lens == MIXED_LENS;
         let options = Options {
             keep_last_count: chance.below(3),
             storage_bytes_min: chance.pick(&[Bytes::ZERO, Bytes(256)]),
@@ -171,6 +172,9 @@ impl Program {
             transfers_max: 1 << 16,
             streams_max: streams,
             note_uses: false,
+            // Sums take pinned memory of their own.
+            verify: is_roomy && chance.below(2) == 0,
+            verify_slots_max: 64,
             ..options()
         };
         let len = 1 + chance.below(120);
