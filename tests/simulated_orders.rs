@@ -158,7 +158,7 @@ fn a_path_replays_the_run_it_came_from() {
 fn a_torn_copy_is_torn_in_every_way_its_pieces_allow() {
     let (_, shapes) = enumerate(|bench| {
         let Bench { mut sim, log } = bench;
-        let (pages, pin) = Pages::pinned(&mut sim, 512);
+        let (pages, pin) = Pages::pinned(&sim, 512);
         pages.write(0, &[1; 512]);
         let (copy, look) = (sim.create_stream().unwrap(), sim.create_stream().unwrap());
         let target = rig::alloc(&mut sim, 512, copy);
