@@ -21,6 +21,7 @@ use crate::stream::{EventPool, Point, Spare};
 use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
 use std::collections::VecDeque;
+use std::fmt;
 
 /// Ticket of one copy in flight. Forgetting it loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +37,7 @@ pub struct Transfer {
 /// The end of a copy: where it lies, and its place among the copies of its lane.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// The point its last trunk has passed.
+    /// The point its last trunk, and the work that goes with it, has passed.
     pub point: Point,
     /// Its place in the lane, from 1. A lane that passed a later one has passed it.
     pub seq: u64,
@@ -48,6 +49,18 @@ struct Flight {
     storage: StorageId,
     end: End,
     bytes: Bytes,
+}
+
+/// Work that goes with a copy: between what the lane waits for and the copy's end.
+pub type Work<'a> = &'a mut dyn FnMut(&mut dyn Backend) -> Result<()>;
+
+/// Whose bytes a copy moves, and what else is enqueued for it: in front of the first trunk on the
+/// way out, behind the last one on the way in.
+pub struct Job<'a> {
+    /// The storage.
+    pub storage: StorageId,
+    /// The work, if any.
+    pub work: Option<Work<'a>>,
 }
 
 /// Who learns that a copy is done: the storage, and the copy's place in its lane.
@@ -78,7 +91,7 @@ pub struct LaneLimits {
 pub struct CopyFailed {
     /// The cause.
     pub error: Error,
-    /// End of the trunks that were enqueued before the failure; `None` where there are none.
+    /// End of what was enqueued before the failure; `None` where there is nothing.
     pub end: Option<End>,
 }
 
@@ -139,15 +152,18 @@ impl Lane {
         backend: &mut dyn Backend,
         events: &mut EventPool,
         limits: LaneLimits,
-        storage: StorageId,
+        job: Job<'_>,
         from: DeviceRange,
         to: &Block,
     ) -> std::result::Result<End, CopyFailed> {
         let stream = self.stream;
-        self.run(backend, events, (storage, from.len()), to, |backend, block, at| {
-            let trunk = block.trunk(at, limits.trunk_bytes_max.min(from.len() - at))?;
-            backend.copy_out(trunk, from.part(at, trunk.len())?, stream)?;
-            Ok(trunk.len())
+        self.run(backend, events, job.storage, |backend, begun| {
+            begun.work(backend, job.work)?;
+            begun.trunks(backend, from.len(), |backend, at| {
+                let trunk = to.trunk(at, limits.trunk_bytes_max.min(from.len() - at))?;
+                backend.copy_out(trunk, from.part(at, trunk.len())?, stream)?;
+                Ok(trunk.len())
+            })
         })
     }
 
@@ -160,44 +176,41 @@ impl Lane {
         backend: &mut dyn Backend,
         events: &mut EventPool,
         limits: LaneLimits,
-        storage: StorageId,
+        job: Job<'_>,
         to: DeviceRange,
         from: &Block,
     ) -> std::result::Result<End, CopyFailed> {
         let stream = self.stream;
-        self.run(backend, events, (storage, to.len()), from, |backend, block, at| {
-            let trunk = block.trunk(at, limits.trunk_bytes_max.min(to.len() - at))?;
-            backend.copy_in(to.part(at, trunk.len())?, trunk, stream)?;
-            Ok(trunk.len())
+        self.run(backend, events, job.storage, |backend, begun| {
+            begun.trunks(backend, to.len(), |backend, at| {
+                let trunk = from.trunk(at, limits.trunk_bytes_max.min(to.len() - at))?;
+                backend.copy_in(to.part(at, trunk.len())?, trunk, stream)?;
+                Ok(trunk.len())
+            })?;
+            begun.work(backend, job.work)
         })
     }
 
-    /// Enqueues trunk after trunk, then the end.
+    /// Enqueues what `enqueue` does, then the end.
     fn run(
         &mut self,
         backend: &mut dyn Backend,
         events: &mut EventPool,
-        (storage, len): (StorageId, Bytes),
-        block: &Block,
-        mut trunk: impl FnMut(&mut dyn Backend, &Block, Bytes) -> Result<Bytes>,
+        storage: StorageId,
+        enqueue: impl FnOnce(&mut dyn Backend, &mut Begun) -> Result<()>,
     ) -> std::result::Result<End, CopyFailed> {
         let spare = match events.spare(backend) {
             Ok(spare) => spare,
             Err(error) => return Err(CopyFailed { error, end: None }),
         };
-        let mut at = Bytes::ZERO;
-        let mut enqueued = Ok(());
-        while at < len && enqueued.is_ok() {
-            enqueued = trunk(backend, block, at).map(|moved| at += moved);
-        }
-        if at.is_zero() {
+        let mut begun = Begun::default();
+        let enqueued = enqueue(backend, &mut begun);
+        if !begun.needs_end {
             events.keep(spare);
-            return match enqueued {
-                Err(error) => Err(CopyFailed { error, end: None }),
-                Ok(()) => Err(CopyFailed { error: empty(), end: None }),
-            };
+            let error = enqueued.err().unwrap_or_else(empty);
+            return Err(CopyFailed { error, end: None });
         }
-        let end = self.end(backend, events, spare, (storage, at));
+        let end = self.end(backend, events, spare, (storage, begun.bytes));
         match (enqueued, end) {
             (Ok(()), Ok(end)) => Ok(end),
             (Err(error), Ok(end)) => Err(CopyFailed { error, end: Some(end) }),
@@ -272,6 +285,47 @@ impl Lane {
             self.bytes_in_flight -= flight.bytes;
             landed(flight.storage, flight.end.seq);
         }
+    }
+}
+
+impl fmt::Debug for Job<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let has_work = self.work.is_some();
+        f.debug_struct("Job").field("storage", &self.storage).field("work", &has_work).finish()
+    }
+}
+
+/// How far a copy came that is being enqueued.
+#[derive(Debug, Default)]
+struct Begun {
+    /// Bytes of the trunks enqueued.
+    bytes: Bytes,
+    /// Something was enqueued, or may have been.
+    needs_end: bool,
+}
+
+impl Begun {
+    fn work(&mut self, backend: &mut dyn Backend, work: Option<Work<'_>>) -> Result<()> {
+        let Some(work) = work else { return Ok(()) };
+        // It is of several parts, of which some may be enqueued where it fails.
+        self.needs_end = true;
+        work(backend)
+    }
+
+    fn trunks(
+        &mut self,
+        backend: &mut dyn Backend,
+        len: Bytes,
+        mut trunk: impl FnMut(&mut dyn Backend, Bytes) -> Result<Bytes>,
+    ) -> Result<()> {
+        let mut at = Bytes::ZERO;
+        while at < len {
+            let moved = trunk(backend, at)?;
+            at += moved;
+            self.bytes += moved;
+            self.needs_end = true;
+        }
+        Ok(())
     }
 }
 

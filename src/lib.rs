@@ -8,7 +8,7 @@
 //!   8  engine                                              one owner: admit, step, drain
 //!   7  policy      prefetch                                what leaves; what comes back, when
 //!   6  storage                                             resize-to-zero / refill: the states
-//!   5  (pack, disk: later stages)                          small tensors by kernel; spill file
+//!   5  checksum    (pack, disk: later stages)              sums; small tensors; the spill file
 //!   4  copy                                                bytes in motion: the lanes
 //!   3  pinned                                              room: arenas, classes, blocks
 //!   2  stream                                              order: points, the event pool
@@ -34,9 +34,13 @@
 //! 6. The block stays as a clean host copy until [`Engine::take`], or until the storage ends by
 //!    [`Engine::release`] or by dropping its handle; then the pool has it back, tagged with the
 //!    event of its last copy.
+//!
+//! With [`Options::verify`] each copy is summed up on its lane, the one out in front of its trunks,
+//! the one in behind them, and [`Engine::step`] compares: law 8 holds without trust in the driver.
 
 pub mod adapter;
 pub mod backend;
+pub mod checksum;
 pub mod copy;
 pub mod engine;
 pub mod error;

@@ -31,8 +31,9 @@
 //!
 //! Policy, prefetch and the engine use it.
 
+use crate::checksum::{Sum, Way};
 use crate::copy::End;
-use crate::error::{Error, Misuse, Result};
+use crate::error::{Error, Kind, Misuse, Result};
 use crate::pinned::Block;
 use crate::stream::Point;
 use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
@@ -155,6 +156,16 @@ pub enum Inward {
     Urgent,
 }
 
+impl Inward {
+    /// Whose slots its sums use.
+    pub fn way(self) -> Way {
+        match self {
+            Inward::Ahead => Way::Ahead,
+            Inward::Urgent => Way::Urgent,
+        }
+    }
+}
+
 /// What the engine keeps of one storage.
 #[derive(Debug)]
 pub struct Slot {
@@ -168,6 +179,8 @@ pub struct Slot {
     pub range: Option<DeviceRange>,
     /// The host copy; current unless a copy-out into it failed, in which case there is none.
     pub block: Option<Block>,
+    /// What the bytes in the block add up to, where that is known or will be.
+    pub sum: Option<Sum>,
     /// End of the copy-out that fills the block, until it is known done.
     pub out: Option<End>,
     /// That copy-out read the device bytes there are now, not others from before a copy-in.
@@ -194,11 +207,30 @@ impl Slot {
 
     /// The last copy that uses the block, as far as it is not known done.
     pub fn last_use(&self) -> Option<Point> {
-        // A copy-in is ordered behind an older copy-out (E4), and a copy-out of the bytes it
-        // brought behind it (E1): so one of the two stands for both.
+        // A copy-in is ordered behind an older copy-out (E4) and the copy-ins from the block before
+        // it (E7), and a copy-out of the bytes it brought behind it (E1): so one stands for all.
         let inward = self.ready.as_ref().map(|(_, end)| &end.point);
         let outward = self.out.as_ref().map(|end| &end.point);
         if self.out_is_current { outward.or(inward) } else { inward.or(outward) }.cloned()
+    }
+
+    /// The last copy-in from the block, as far as it is not known done. One from before the block
+    /// was filled came from another.
+    pub fn last_copy_in(&self) -> Option<&End> {
+        self.ready.as_ref().filter(|_| !self.out_is_current).map(|(_, end)| end)
+    }
+
+    /// A copy-out of the device bytes there are now was enqueued. It is ordered behind `ready`,
+    /// which stays: a stream that did not use the bytes yet must still be ordered behind it.
+    pub fn copied_out(&mut self, end: End) {
+        self.out = Some(end);
+        self.out_is_current = true;
+    }
+
+    /// A copy-in from the block was enqueued.
+    pub fn copied_in(&mut self, inward: Inward, end: End) {
+        self.ready = Some((inward, end));
+        self.out_is_current = false;
     }
 
     /// The copy-out with this place in its lane is done: its event is not needed any more.
@@ -224,6 +256,7 @@ impl Slot {
             owner,
             range: Some(range),
             block: None,
+            sum: None,
             out: None,
             out_is_current: false,
             ready: None,
@@ -263,7 +296,7 @@ impl Slot {
     /// Refuses a verb in a state that does not allow it.
     ///
     /// # Errors
-    /// `Usage(State)` naming the storage and the state.
+    /// `Usage(State)` naming the storage and the state; `Corrupt` where the bytes are lost.
     pub fn refuse(&self, op: &'static str) -> Error {
         let state = match self.residency {
             Residency::Resident => "its bytes are on the device",
@@ -274,7 +307,7 @@ impl Slot {
             Residency::Lost => "its bytes are lost",
         };
         let error = match self.residency {
-            Residency::Lost => Error::new(crate::error::Kind::Lost, op),
+            Residency::Lost => Error::new(Kind::Corrupt, op),
             _ => Error::usage(Misuse::State, op),
         };
         error.detail(state).at(self.name).bytes(self.len)

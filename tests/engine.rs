@@ -1,6 +1,8 @@
 //! The engine's verbs, one story each, on the simulated device: bytes leave and come home, whatever
 //! the device does in between, and a verb that does not fit is refused before anything is enqueued.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
+
 mod support;
 
 use lightering::backend::Backend;

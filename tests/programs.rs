@@ -56,7 +56,10 @@ fn allowed<T>(result: Result<T, Error>) -> Option<T> {
 impl Machine {
     fn new(seed: u64, streams: usize, pool: Bytes, device: Bytes, options: Options) -> Machine {
         let mut config = Config::adversary(seed);
-        config.device_bytes = device;
+        // The sums have memory of their own.
+        let sums = if options.verify { Bytes::kib(4) } else { Bytes::ZERO };
+        let pool = pool + sums;
+        config.device_bytes = device + sums;
         let rig = Rig::new(config, small_pool(pool), options, streams);
         Machine { rig, items: Vec::new(), graves: HashMap::new(), seeds: seed << 16 }
     }
@@ -310,16 +313,24 @@ impl Machine {
         }
         assert!(self.graves.is_empty(), "{} storages were never named", self.graves.len());
         self.rig.engine.drain().unwrap();
-        assert_eq!(self.rig.engine.memory().unwrap().allocated, Bytes::ZERO);
+        let stats = self.rig.engine.stats();
+        let compared = stats.verified_count + stats.unverified_count;
+        let is_verified = self.rig.engine.options().verify;
+        assert_eq!(compared, if is_verified { stats.refilled_count } else { 0 }, "{stats:?}");
+        let slots = self.rig.engine.options().verify_slots_max as u64;
+        let sums = if is_verified { Bytes(3 * 8 * (slots + 1)) } else { Bytes::ZERO };
+        assert_eq!(self.rig.engine.memory().unwrap().allocated, sums);
         assert_eq!(self.rig.sim.memory().unwrap().allocated, Bytes::ZERO);
         self.rig.assert_nothing_left();
+        let memory = self.rig.sim.memory().unwrap();
+        assert_eq!(memory.free, memory.total, "device bytes are left");
         self.rig.assert_right();
     }
 }
 
 fn bounds() -> impl Strategy<Value = Options> {
-    (0..3usize, 0..4usize, 0..3u64, 1..4u64, 0..4usize).prop_map(
-        |(keep, ahead, open, trunk, lane)| Options {
+    (0..3usize, 0..4usize, 0..3u64, 1..4u64, 0..4usize, 0..4usize).prop_map(
+        |(keep, ahead, open, trunk, lane, slots)| Options {
             keep_last_count: keep,
             prefetch_count_max: ahead,
             unreleased_bytes_max: Bytes(open * 6000),
@@ -327,6 +338,8 @@ fn bounds() -> impl Strategy<Value = Options> {
             transfers_max: [1, 2, 5, 100][lane],
             pass_len_max: 16,
             note_uses: false,
+            verify: slots > 0,
+            verify_slots_max: [1, 1, 3, 64][slots],
             ..options()
         },
     )
@@ -339,7 +352,12 @@ fn cases() -> u32 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        // A failure prints its program; nothing is left behind.
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn no_program_loses_a_byte_or_leaves_anything_behind(

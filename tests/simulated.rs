@@ -212,32 +212,6 @@ fn memory_in_use_is_neither_unpinned_nor_forgotten() {
 }
 
 #[test]
-fn a_captured_stream_takes_no_work() {
-    let sim = &mut open(Config::adversary(1));
-    let (_pages, pin) = Pages::pinned(sim, PAGE);
-    let (a, b) = (sim.create_stream().unwrap(), sim.create_stream().unwrap());
-    let device = alloc(sim, PAGE, a);
-    let done = event(sim);
-    sim.record(done, b).unwrap();
-    sim.set_capturing(a, true).unwrap();
-    assert!(sim.capturing(a).unwrap() && !sim.capturing(b).unwrap());
-    let refusals = [
-        sim.copy_in(device, pin, a),
-        sim.copy_out(pin, device, a),
-        sim.record(done, a),
-        sim.wait(a, done, Site::Outside),
-        sim.alloc_device(Bytes(8), a).map(drop),
-        sim.free_device(device.at(), a),
-    ];
-    for refused in refusals {
-        assert_eq!(refused.unwrap_err().misuse(), Some(Misuse::Capturing));
-    }
-    sim.set_capturing(a, false).unwrap();
-    sim.free_device(device.at(), a).unwrap();
-    sim.sync().unwrap();
-}
-
-#[test]
 fn a_stream_of_another_device_is_not_adopted() {
     let world = World::new(Config::adversary(0));
     let (mut zero, mut one) = (world.device(0).unwrap(), world.device(1).unwrap());
@@ -317,22 +291,6 @@ fn a_fence_outlives_the_user_it_came_from() {
     assert!(fence.done(done).unwrap());
     assert_eq!(pages.read(0, PAGE), vec![0xa1; PAGE]);
     drop(fence);
-}
-
-/// Sends a user, a stream and an event to other threads at once.
-#[test]
-fn users_on_many_threads_do_not_disturb_one_another() {
-    let world = World::new(Config::adversary(9));
-    std::thread::scope(|scope| {
-        for thread in 0..4 {
-            let mut sim = world.device(thread % 2).unwrap();
-            scope.spawn(move || {
-                for _ in 0..20 {
-                    assert_eq!(hop(&mut sim, true), pattern(1, PAGE));
-                }
-            });
-        }
-    });
 }
 
 #[test]

@@ -197,6 +197,13 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
 
     /// The most bytes one registration may have.
     fn registration_max(&self) -> Bytes;
+
+    /// Must there be memory behind what is registered? Page-locking says yes, and its memory is
+    /// touched first and counts against the machine's. Where devices never reach the bytes, address
+    /// space will do.
+    fn needs_memory(&self) -> bool {
+        true
+    }
 }
 
 /// Answers whether an event is done, from any thread and without its engine.

@@ -6,7 +6,7 @@
 //! any more (the device is lost, a deadline passed) it is leaked on purpose, and counted.
 //!
 //! ```text
-//!   step:      ask about the oldest copies -> settle blocks -> free what may go
+//!   step:      ask about the oldest copies -> settle blocks, sums -> free what may go -> report
 //!   shutdown:  wait for the device -> free -> give back -> close streams and events
 //!   drop:      ask until the deadline -> as shutdown, or leak
 //! ```
@@ -15,7 +15,7 @@
 
 use super::Engine;
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::storage::{Inward, Owner, Slot};
 use crate::trace::Site;
 use crate::unit::{StorageId, Table};
@@ -26,18 +26,24 @@ impl Engine {
     /// now and then it keeps blocks and device bytes moving; every verb works without it.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Those of the driver. With `verify`, `Corrupt` naming a storage whose bytes did not come back
+    /// as they left, one at a call; all else was done, and the engine goes on.
     pub fn step(&mut self) -> Result<()> {
-        self.begin("step")?;
-        self.poll_out()?;
-        self.poll_in(Inward::Ahead)?;
-        self.poll_in(Inward::Urgent)?;
+        self.begin_or_report("step")?;
+        self.poll_lanes()?;
         self.settle_blocks()?;
         self.settle_stalls()?;
+        self.settle_sums(self.options.step_queries_max, self.options.verify_slots_max)?;
         for on in 0..self.ledgers.len() {
             self.release_owned(on)?;
         }
-        Ok(())
+        self.report("step")
+    }
+
+    pub(super) fn poll_lanes(&mut self) -> Result<()> {
+        self.poll_out()?;
+        self.poll_in(Inward::Ahead)?;
+        self.poll_in(Inward::Urgent)
     }
 
     /// Learns which copies out are done.
@@ -90,9 +96,14 @@ impl Engine {
     /// Waits, on the host, until everything enqueued on the device is done, and learns of it.
     ///
     /// # Errors
-    /// Those of [`Backend::sync`].
+    /// Those of [`Backend::sync`]; `Corrupt` as for [`Engine::step`].
     pub fn drain(&mut self) -> Result<()> {
-        self.begin("drain")?;
+        self.begin_or_report("drain")?;
+        self.settle_all(self.options.verify_slots_max)?;
+        self.report("drain")
+    }
+
+    fn settle_all(&mut self, reports_max: usize) -> Result<()> {
         let synced = self.backend.sync();
         self.seen(synced)?;
         self.out.set_all_done(&mut landed_out(&mut self.slots));
@@ -103,6 +114,7 @@ impl Engine {
         }
         self.settle_blocks()?;
         self.settle_stalls()?;
+        self.settle_sums(usize::MAX, reports_max)?;
         for on in 0..self.ledgers.len() {
             self.release_owned(on)?;
         }
@@ -115,8 +127,11 @@ impl Engine {
     ///
     /// # Errors
     /// The first error of the driver; what it kept from being closed is leaked and counted.
+    /// `Corrupt` as for [`Engine::step`]: the engine is closed then, and the same call names the
+    /// next storage, until it says `Closed`.
     pub fn shutdown(&mut self) -> Result<()> {
-        self.drain()?;
+        self.begin_or_report("shutdown")?;
+        self.settle_all(usize::MAX)?;
         let ids: Vec<StorageId> = self.slots.iter().map(|(key, _)| StorageId(key)).collect();
         for id in ids {
             self.end_idle(id)?;
@@ -124,7 +139,9 @@ impl Engine {
         self.settle_blocks()?;
         self.is_closed = true;
         let backend = &mut self.backend;
-        let mut result = self.events.close(backend);
+        let checks = self.checks.take().map(|checks| checks.close(backend, &mut self.client));
+        let mut result = checks.unwrap_or(Ok(()));
+        result = result.and(self.events.close(backend));
         result = result.and(self.timers.close(backend));
         for lane in [&self.out, &self.ahead, &self.urgent] {
             result = result.and(backend.close_stream(lane.stream()));
@@ -132,7 +149,8 @@ impl Engine {
         for ledger in self.ledgers.drain(..) {
             result = result.and(backend.close_stream(ledger.stream));
         }
-        self.seen(result)
+        self.seen(result)?;
+        self.report("shutdown")
     }
 
     /// Ends a storage after the whole device was waited for.
@@ -154,7 +172,11 @@ impl Engine {
     fn wait_until(&mut self, deadline: Duration) -> Result<bool> {
         let start = Instant::now();
         loop {
-            self.step()?;
+            match self.step() {
+                // Nobody is left to be told.
+                Err(error) if error.kind() == Kind::Corrupt => {}
+                other => other?,
+            }
             let moving = [&self.out, &self.ahead, &self.urgent];
             if moving.iter().all(|lane| lane.last().is_none()) {
                 return Ok(true);
@@ -179,13 +201,16 @@ impl Engine {
                 drop(slot);
             }
         }
+        if let Some(checks) = self.checks.take() {
+            self.stats.leaked_on_purpose_bytes += checks.bytes().0;
+        }
         self.is_closed = true;
     }
 }
 
 fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
     |storage, seq| {
-        if let Ok(slot) = slots.get_mut(storage.0, "step") {
+        if let Some(slot) = slots.find_mut(storage.0) {
             slot.landed_out(seq);
         }
     }
@@ -193,7 +218,7 @@ fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
 
 fn landed_in(slots: &mut Table<Slot>, inward: Inward) -> impl FnMut(StorageId, u64) {
     move |storage, seq| {
-        if let Ok(slot) = slots.get_mut(storage.0, "step") {
+        if let Some(slot) = slots.find_mut(storage.0) {
             slot.landed_in(inward, seq);
         }
     }
@@ -205,8 +230,11 @@ impl Drop for Engine {
             return;
         }
         let idle = self.wait_until(self.options.drop_deadline);
-        let closed = idle.is_ok_and(|idle| idle) && self.shutdown().is_ok();
-        if !closed {
+        if idle.is_ok_and(|idle| idle) {
+            // What it cannot close it counts; what it has to report nobody is left to hear.
+            let _ = self.shutdown();
+        }
+        if !self.is_closed {
             self.leak();
         }
     }

@@ -15,7 +15,8 @@
 
 use super::Engine;
 use crate::backend::Backend;
-use crate::copy::{CopyFailed, End, Transfer};
+use crate::checksum::SumSlot;
+use crate::copy::{CopyFailed, End, Job, Transfer, Work};
 use crate::error::{Error, Kind, Result};
 use crate::pinned::{Block, Lent};
 use crate::policy::{Advice, Kept};
@@ -70,12 +71,14 @@ impl Engine {
     /// until they are released.
     ///
     /// # Errors
-    /// `Usage(State)` where it is not resident; `Usage` for handles, lanes as streams, and streams
-    /// under capture; driver errors, after which the storage is resident as before.
+    /// `Usage(State)` where it is not resident; `Corrupt` where it is lost; `Usage` for handles,
+    /// lanes as streams, and streams under capture; driver errors, after which the storage is
+    /// resident as before.
     pub fn evict(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
         const OP: &str = "evict";
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
+        self.make_slots()?;
         let slot = self.slot(id, OP)?;
         slot.must_be(Residency::Resident, OP)?;
         let has_copy = slot.block.is_some();
@@ -122,19 +125,26 @@ impl Engine {
         let after = lent.after.and_then(|event| self.unhold(event));
         let mut block = lent.block;
         block.mark_written(len)?;
-        match self.submit_out(id, range, on, &block, after.as_ref()) {
+        let at = self.leaving_slot();
+        match self.submit_out(id, range, on, &block, after.as_ref(), at) {
             Ok(end) => {
                 let transfer = Transfer { storage: id, seq: end.seq, bytes: len };
+                let sum = self.sum_left(at, id, end.seq);
                 let slot = self.slots.get_mut(id.0, "evict")?;
                 slot.block = Some(block);
-                slot.out = Some(end);
-                slot.out_is_current = true;
+                slot.sum = sum;
+                slot.copied_out(end);
                 self.leave(id, on)?;
                 Ok(Evict::Moving(transfer))
             }
             Err(failed) => {
-                let last_use = failed.end.map(|end| end.point).or(after);
+                self.slot_unused(at);
+                let last_use = failed.end.as_ref().map(|end| end.point.clone()).or(after);
                 self.give_back(block, last_use)?;
+                if let Some(end) = failed.end {
+                    // What was enqueued reads the device bytes, which stay: E2 counts for it, too.
+                    self.slots.get_mut(id.0, "evict")?.copied_out(end);
+                }
                 match failed.error.kind() {
                     Kind::Busy => Ok(self.keep(id, Kept::LaneFull)),
                     _ => self.seen(Err(failed.error.at(name).bytes(len))),
@@ -166,7 +176,7 @@ impl Engine {
         Evict::Kept(why)
     }
 
-    /// E1, E7, then the copy.
+    /// E1, E7, then the sum and the copy.
     fn submit_out(
         &mut self,
         id: StorageId,
@@ -174,13 +184,18 @@ impl Engine {
         on: usize,
         block: &Block,
         after: Option<&Point>,
+        at: Option<SumSlot>,
     ) -> std::result::Result<End, CopyFailed> {
         let ordered = self.order_out(id, range, on, after);
         if let Err(error) = ordered {
             return Err(CopyFailed { error, end: None });
         }
         let limits = self.options.lane();
-        self.out.copy_out(&mut self.backend, &mut self.events, limits, id, range, block)
+        let mut sum = self.checks.as_ref().zip(at).map(|(checks, at)| {
+            move |backend: &mut dyn Backend| checks.enqueue(backend, at, range)
+        });
+        let job = Job { storage: id, work: sum.as_mut().map(|sum| sum as Work<'_>) };
+        self.out.copy_out(&mut self.backend, &mut self.events, limits, job, range, block)
     }
 
     fn order_out(
@@ -191,8 +206,13 @@ impl Engine {
         after: Option<&Point>,
     ) -> Result<()> {
         let compute = self.ledgers[on].stream;
-        let readers = self.slots.get(id.0, "evict")?.readers;
+        let slot = self.slots.get(id.0, "evict")?;
+        let readers = slot.readers;
         let backend = &mut self.backend;
+        // Whoever used the bytes was ordered behind their copy-in; where nobody did, the lane is.
+        if let Some((_, end)) = slot.ready.as_ref().filter(|_| readers.is_empty()) {
+            self.out.wait(backend, &end.point, Site::CopyInBeforeEvict)?;
+        }
         let others = Engine::others(readers, on);
         if self.options.note_uses && others.is_empty() {
             // Where other streams have read them since, the write is older: not told again.

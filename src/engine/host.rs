@@ -69,6 +69,13 @@ impl Engine {
             _ => return Err(slot.refuse("note")),
         }
         let slot = self.slots.get_mut(id.0, "note")?;
+        let unseen = slot.ready.as_ref().filter(|_| !slot.readers.has(on));
+        if let Some((_, end)) = unseen.cloned() {
+            let stream = self.ledgers[on].stream;
+            let waited = end.point.wait(&mut self.backend, stream, Site::CopyInBeforeEvict);
+            self.seen(waited)?;
+        }
+        let slot = self.slots.get_mut(id.0, "note")?;
         slot.readers.insert(on);
         if let Some(out) = slot.out_of_these().cloned() {
             let stream = self.ledgers[on].stream;
@@ -82,6 +89,7 @@ impl Engine {
     fn drop_copy(&mut self, id: StorageId) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "take")?;
         let last_use = slot.last_use();
+        slot.sum = None;
         match slot.block.take() {
             Some(block) => self.give_back(block, last_use),
             None => Ok(()),
@@ -92,12 +100,15 @@ impl Engine {
     ///
     /// # Errors
     /// `Busy` while the copy-out runs; `Usage(NotThere)` where there is no host copy;
-    /// `Usage(OutOfRange)` past its end.
+    /// `Usage(OutOfRange)` past its end; `Corrupt` where the bytes are lost.
     pub fn read_host(&mut self, id: StorageId, offset: Bytes, target: &mut [u8]) -> Result<()> {
         const OP: &str = "read_host";
         self.begin(OP)?;
         let slot = self.slot(id, OP)?;
         let (name, len) = (slot.name, slot.len);
+        if slot.residency() == Residency::Lost {
+            return Err(slot.refuse(OP));
+        }
         if slot.block.is_none() {
             return Err(Error::usage(Misuse::NotThere, OP).at(name).bytes(len));
         }

@@ -9,6 +9,7 @@
 //!   adopt, alloc -> offer, evict -> releasable, flush -> wanted, prefetch -> acquire, refill
 //!                    evict.rs        release.rs           refill.rs           owned.rs
 //!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
+//!                    verify.rs
 //! ```
 //!
 //! Adapters, the C ABI and users call it.
@@ -22,6 +23,7 @@ mod refill;
 mod release;
 mod shared;
 mod stats;
+mod verify;
 
 pub use evict::Evict;
 pub use options::Options;
@@ -30,6 +32,7 @@ pub use shared::Shared;
 pub use stats::{KeptCount, Stats};
 
 use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::Traced};
+use crate::checksum::Checks;
 use crate::copy::Lane;
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::pinned::{Client, PinnedPool};
@@ -37,7 +40,7 @@ use crate::policy::Policy;
 use crate::prefetch::Prefetcher;
 use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
 use crate::stream::{EventPool, Point};
-use crate::unit::{DeviceRange, EventId, Name, StorageId, StreamId, Table};
+use crate::unit::{Bytes, DeviceRange, EventId, Name, StorageId, StreamId, Table};
 use crossbeam_channel::{Receiver, Sender};
 use release::Ledger;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -48,6 +51,7 @@ pub struct Engine {
     options: Options,
     events: EventPool,
     timers: EventPool,
+    pool: PinnedPool,
     client: Client,
     /// Points that the pool holds blocks by, with how many blocks.
     busy: HashMap<EventId, (Point, u32)>,
@@ -67,6 +71,10 @@ pub struct Engine {
     dropped: Receiver<StorageId>,
     stalls: VecDeque<(Point, Point)>,
     stats: Stats,
+    /// With `verify`: the sums of copies under way.
+    checks: Option<Checks>,
+    /// Storages found lost that were not reported yet.
+    reports: VecDeque<(Name, Bytes)>,
     /// The first fatal error; after it nothing touches the driver.
     lost: Option<Error>,
     is_closed: bool,
@@ -87,7 +95,8 @@ impl Engine {
     /// An engine on `backend` whose blocks come from `pool`.
     ///
     /// # Errors
-    /// `Usage(BadValue)` for options it cannot work with; those of the driver for its streams.
+    /// `Usage(BadValue)` for options it cannot work with; those of the driver for its streams. With
+    /// `verify`, `Usage(BadKernel)` where the backend runs no kernels, and the want of memory.
     pub fn new(backend: Box<dyn Backend>, pool: &PinnedPool, options: Options) -> Result<Engine> {
         options.check()?;
         let mut backend = Traced::new(backend, options.ring_records);
@@ -97,10 +106,10 @@ impl Engine {
         let urgent = Lane::open(&mut backend)?;
         // At most one message per storage, so `storages_max` bounds it.
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
-        Ok(Engine {
+        let engine = Engine {
             events: EventPool::new(options.events_max, Timing::Off),
             timers: EventPool::new(STALLS_MAX * 2, Timing::On),
-            busy: HashMap::new(),
+            busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
             returned: Vec::new(),
             slots: Table::new(options.storages_max),
             ranges: BTreeMap::new(),
@@ -109,8 +118,11 @@ impl Engine {
             prefetcher: Prefetcher::new(options.prefetch()),
             stalls: VecDeque::new(),
             stats: Stats::default(),
+            checks: None,
+            reports: VecDeque::new(),
             lost: None,
             is_closed: false,
+            pool: pool.clone(),
             backend,
             options,
             client,
@@ -119,7 +131,8 @@ impl Engine {
             urgent,
             tell_dropped,
             dropped,
-        })
+        };
+        engine.with_checks()
     }
 
     /// The device it works on.
@@ -132,7 +145,8 @@ impl Engine {
         &self.options
     }
 
-    /// The device's memory now; `allocated` and `peak` count this engine's own storages.
+    /// The device's memory now; `allocated` and `peak` count this engine's own storages, and with
+    /// `verify` its sums.
     ///
     /// # Errors
     /// Those of [`Backend::memory`].
@@ -152,8 +166,14 @@ impl Engine {
             out_in_flight_bytes: self.out.bytes_in_flight().0,
             in_in_flight_bytes: (self.ahead.bytes_in_flight() + self.urgent.bytes_in_flight()).0,
             seam: self.backend.counters(),
+            pinned: self.pool.stats(),
             ..self.stats
         }
+    }
+
+    /// The pool its blocks come from.
+    pub fn pool(&self) -> &PinnedPool {
+        &self.pool
     }
 
     /// Shows every later record of the driver seam to `observer`.
@@ -216,11 +236,12 @@ impl Engine {
     /// The device bytes of a storage that is resident, for the streams that acquired it.
     ///
     /// # Errors
-    /// `Usage(NotThere)` in every other state.
+    /// `Corrupt` for bytes that are lost; `Usage(NotThere)` in every other state.
     pub fn range(&self, id: StorageId) -> Result<DeviceRange> {
         let slot = self.slots.get(id.0, "range")?;
         match (slot.residency(), slot.range) {
             (Residency::Resident, Some(range)) if self.lost.is_none() => Ok(range),
+            (Residency::Lost, _) => Err(slot.refuse("range")),
             _ => Err(Error::usage(Misuse::NotThere, "range").at(slot.name).bytes(slot.len)),
         }
     }
@@ -229,7 +250,7 @@ impl Engine {
     /// readers is expected to be this one's.
     ///
     /// # Errors
-    /// Those of [`Engine::step`].
+    /// Those of [`Engine::step`]; the new pass has begun all the same.
     pub fn mark_step(&mut self) -> Result<()> {
         self.begin("mark_step")?;
         self.next_pass();
@@ -359,3 +380,7 @@ impl Engine {
 
 /// Stalls whose times are not known yet; more are counted but not timed.
 const STALLS_MAX: usize = 256;
+
+/// Room in the table of busy events from the start. A table more than half full moves to a larger
+/// one sooner or later, at a moment that chance chooses: it would be in the middle of a step.
+const BUSY_ROOM_MAX: usize = 1 << 12;

@@ -57,6 +57,13 @@ pub struct Options {
     /// Note for the trace that who evicts wrote the bytes on that stream, and who acquires reads
     /// them there. Off for a framework that notes its own uses, which knows better.
     pub note_uses: bool,
+    /// Compare what comes back with what left: each copy is summed up by a kernel on its lane, and
+    /// the sums are compared by [`Engine::step`](super::Engine::step). Costs reading the bytes once
+    /// more on the device, and eight bytes of copy each.
+    pub verify: bool,
+    /// With `verify`: copies of one lane whose sums were not read yet. More are not compared, and
+    /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.
+    pub verify_slots_max: usize,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
 }
@@ -81,6 +88,8 @@ impl Default for Options {
             ring_records: 1024,
             drop_deadline: Duration::from_secs(10),
             note_uses: true,
+            verify: false,
+            verify_slots_max: 1024,
             time_stalls: false,
         }
     }
@@ -113,6 +122,9 @@ impl Options {
         }
         if self.step_queries_max == 0 {
             return bad("step_queries_max is zero");
+        }
+        if self.verify_slots_max == 0 || self.verify_slots_max > 1 << 20 {
+            return bad("verify_slots_max is zero or over 2^20");
         }
         Ok(())
     }
@@ -152,6 +164,7 @@ mod tests {
             (Options { streams_max: 65, ..Options::default() }, "streams_max"),
             (Options { pass_len_max: 1, ..Options::default() }, "pass_len_max"),
             (Options { step_queries_max: 0, ..Options::default() }, "step_queries_max"),
+            (Options { verify_slots_max: 0, ..Options::default() }, "verify_slots_max"),
         ] {
             let error = options.check().unwrap_err();
             assert_eq!(error.misuse(), Some(Misuse::BadValue));

@@ -4,8 +4,8 @@
 //! stream has been ordered behind their arrival.
 //!
 //! Invariant: a copy-in is ordered behind the stream on which its target was taken (E5) and behind
-//! the copy-out of the same block (E4); each reader's stream behind the copy-in (E6). A failure
-//! leaves the storage evicted, its block whole.
+//! the copy-out of the same block (E4) and the copy-ins from it before (E7); each reader's stream
+//! behind the copy-in (E6). A failure leaves the storage evicted, its block whole.
 //!
 //! ```text
 //!   compute   ..target's old users.. |E5|            wait(E6) |==reader==|
@@ -16,7 +16,8 @@
 
 use super::Engine;
 use crate::backend::Backend;
-use crate::copy::{CopyFailed, End, Lane};
+use crate::checksum::{Sum, SumSlot};
+use crate::copy::{CopyFailed, End, Job, Lane, Work};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Residency, StreamSet, Tier};
 use crate::trace::{Access, Actor, Site, Use};
@@ -45,12 +46,13 @@ impl Engine {
     /// must acquire for itself.
     ///
     /// # Errors
-    /// `Lost` or `Corrupt` for bytes that are gone; `OutOfMemory` where no room was found, after
-    /// which the storage is evicted as before; `Busy` where the lane is full.
+    /// `Corrupt` for bytes that are lost; `OutOfMemory` where no room was found, after which the
+    /// storage is evicted as before; `Busy` where the lane is full.
     pub fn acquire(&mut self, id: StorageId, compute: StreamId) -> Result<Acquire> {
         const OP: &str = "acquire";
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
+        self.make_slots()?;
         let slot = self.slot(id, OP)?;
         let (state, owner, len) = (slot.residency(), slot.owner, slot.len);
         if let Residency::Evicted(Tier::Disk) | Residency::Lost = state {
@@ -98,6 +100,7 @@ impl Engine {
         const OP: &str = "refill";
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
+        self.make_slots()?;
         self.check_target(id, target, OP)?;
         self.refill_into(id, target, on, Inward::Urgent, Cause { op: OP })?;
         self.note_asked(id, false)?;
@@ -143,6 +146,7 @@ impl Engine {
         const OP: &str = "prefetch";
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
+        self.make_slots()?;
         self.check_target(id, target, OP)?;
         self.refill_into(id, target, on, Inward::Ahead, Cause { op: OP })
     }
@@ -173,7 +177,7 @@ impl Engine {
         self.check_range(target, op).map_err(|error| error.at(slot.name))
     }
 
-    /// E5, E4, then the copy. The storage is Refilling afterwards, or evicted as before.
+    /// Order, copy, sum. The storage is Refilling afterwards, or evicted as before.
     pub(super) fn refill_into(
         &mut self,
         id: StorageId,
@@ -186,8 +190,7 @@ impl Engine {
             Ok(end) => {
                 let slot = self.slots.get_mut(id.0, cause.op)?;
                 slot.range = Some(target);
-                slot.ready = Some((inward, end));
-                slot.out_is_current = false;
+                slot.copied_in(inward, end);
                 slot.home = on;
                 slot.readers = StreamSet::default();
                 slot.become_(Residency::Refilling);
@@ -211,32 +214,77 @@ impl Engine {
         on: usize,
         inward: Inward,
     ) -> std::result::Result<End, CopyFailed> {
-        let refused = |error| CopyFailed { error, end: None };
+        let ordered = self.order_in(id, target, on, inward);
+        let sum = ordered.map_err(|error| CopyFailed { error, end: None })?;
+        let arriving = self.arriving_slot(sum, inward.way());
+        let at = arriving.map(|(at, _)| at);
+        let copied = self.copy_in(id, target, inward, at);
+        match &copied {
+            Ok(end) => self.sum_arrives(id, arriving, end.seq),
+            Err(_) => self.slot_unused(at),
+        }
+        copied
+    }
+
+    /// E5, E4, E7. Returns what the bytes in the block add up to.
+    fn order_in(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        on: usize,
+        inward: Inward,
+    ) -> Result<Option<Sum>> {
+        let stream = self.ledgers[on].stream;
+        if self.slots.get(id.0, "refill")?.owner == Owner::Framework {
+            // Said first, as its end is said even where the lane has no room.
+            let taken = Use { access: Access::Alloc, span: target.into() };
+            self.backend.note(Actor::Stream(stream), &[taken])?;
+        }
         let limits = self.options.lane();
         if self.lane_in(inward).is_full(limits) {
-            self.poll_in(inward).map_err(refused)?;
+            self.poll_in(inward)?;
         }
         if self.lane_in(inward).is_full(limits) {
-            return Err(refused(self.lane_full(id, "refill")));
+            return Err(self.lane_full(id, "refill"));
         }
+        let lane = match inward {
+            Inward::Ahead => &self.ahead,
+            Inward::Urgent => &self.urgent,
+        };
+        let backend = &mut self.backend;
+        let slot = self.slots.get(id.0, "refill")?;
+        let free = self.events.mark(backend, stream)?;
+        lane.wait(backend, &free, Site::TargetFree)?;
+        if let Some(out) = &slot.out {
+            lane.wait(backend, &out.point, Site::RefillAfterCopyOut)?;
+        }
+        if let Some(earlier) = slot.last_copy_in() {
+            lane.wait(backend, &earlier.point, Site::EarlierCopyIn)?;
+        }
+        Ok(slot.sum)
+    }
+
+    /// The copy, then the sum of what arrived.
+    fn copy_in(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        inward: Inward,
+        at: Option<SumSlot>,
+    ) -> std::result::Result<End, CopyFailed> {
+        let refused = |error| CopyFailed { error, end: None };
+        let slot = self.slots.get(id.0, "refill").map_err(refused)?;
+        let Some(block) = &slot.block else { return Err(refused(slot.refuse("refill"))) };
         let lane = match inward {
             Inward::Ahead => &mut self.ahead,
             Inward::Urgent => &mut self.urgent,
         };
-        let backend = &mut self.backend;
-        let slot = self.slots.get(id.0, "refill").map_err(refused)?;
-        let Some(block) = &slot.block else { return Err(refused(slot.refuse("refill"))) };
-        let stream = self.ledgers[on].stream;
-        if slot.owner == Owner::Framework {
-            let taken = Use { access: Access::Alloc, span: target.into() };
-            backend.note(Actor::Stream(stream), &[taken]).map_err(refused)?;
-        }
-        let free = self.events.mark(backend, stream).map_err(refused)?;
-        lane.wait(backend, &free, Site::TargetFree).map_err(refused)?;
-        if let Some(out) = &slot.out {
-            lane.wait(backend, &out.point, Site::RefillAfterCopyOut).map_err(refused)?;
-        }
-        lane.copy_in(backend, &mut self.events, limits, id, target, block)
+        let mut sum = self.checks.as_ref().zip(at).map(|(checks, at)| {
+            move |backend: &mut dyn Backend| checks.enqueue(backend, at, target)
+        });
+        let job = Job { storage: id, work: sum.as_mut().map(|sum| sum as Work<'_>) };
+        let limits = self.options.lane();
+        lane.copy_in(&mut self.backend, &mut self.events, limits, job, target, block)
     }
 
     fn lane_in(&self, inward: Inward) -> &Lane {
@@ -280,7 +328,7 @@ impl Engine {
         if let Some((inward, end)) = ready {
             end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn)?;
             // The block is being read; whoever takes it next must know.
-            self.slots.get_mut(id.0, "refill")?.ready = Some((inward, end));
+            self.slots.get_mut(id.0, "refill")?.copied_in(inward, end);
         }
         match self.slots.get(id.0, "refill")?.owner {
             Owner::Engine => self.backend.free_device(target.at(), stream),

@@ -10,6 +10,7 @@
 //!
 //! Everyone may read it.
 
+use crate::pinned;
 use crate::policy::Kept;
 use crate::prefetch::Guesses;
 use crate::trace::Counters;
@@ -54,6 +55,13 @@ pub struct Stats {
     pub prefetch_refused_count: u64,
     /// Times room was made on the device for a reader.
     pub made_room_count: u64,
+    /// With `verify`: copies back whose bytes were compared and are those that left.
+    pub verified_count: u64,
+    /// With `verify`: copies back whose bytes are not those that left.
+    pub corrupt_count: u64,
+    /// With `verify`: copies back that are not compared, since there was no slot for them or for
+    /// the copy out.
+    pub unverified_count: u64,
     /// Bytes leaked on purpose, because the device was lost or a deadline passed.
     pub leaked_on_purpose_bytes: u64,
     /// Now: storages alive.
@@ -68,6 +76,8 @@ pub struct Stats {
     pub in_in_flight_bytes: u64,
     /// What passed the driver seam.
     pub seam: Counters,
+    /// The pinned pool, which other engines may share: pinned, lent, busy, free, waste, pin time.
+    pub pinned: pinned::Stats,
 }
 
 impl Stats {

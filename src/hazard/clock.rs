@@ -79,7 +79,7 @@ struct Lane {
     clock: Clock,
     device: DeviceId,
     is_stream: bool,
-    /// A new step began, or somebody learned of the current tick: the next access needs a new one.
+    /// A step began that has used no bytes yet; its first access takes a tick.
     needs_tick: bool,
     /// Version of the host's clock that was joined last.
     joined: u64,
@@ -99,6 +99,9 @@ pub(super) struct Actors {
     /// Closed streams of whose end the host does not know.
     closing: Vec<usize>,
     closing_max: usize,
+    /// What closed streams saw that were forgotten before the host knew of their end: a sync still
+    /// waits for them.
+    ghosts: HashMap<DeviceId, Clock>,
     streams: HashMap<StreamId, usize>,
     workers: HashMap<(DeviceId, u32), usize>,
 }
@@ -206,23 +209,11 @@ impl Actors {
         } else {
             self.lanes[second].clock.raise(first, tick);
         }
-        // What `first` does later is not part of the favour.
-        if self.lanes[first].clock.at(first) == tick {
-            self.lanes[first].needs_tick = true;
-        }
     }
 
-    fn clock(&self, slot: usize) -> &Clock {
+    /// All that `slot` did and saw until now.
+    pub(super) fn clock(&self, slot: usize) -> &Clock {
         if slot == HOST { &self.host } else { &self.lanes[slot].clock }
-    }
-
-    /// Everything `slot` did and saw until now, for others to join.
-    pub(super) fn capture(&mut self, slot: usize) -> &Clock {
-        if slot == HOST {
-            return &self.host;
-        }
-        self.lanes[slot].needs_tick = true;
-        &self.lanes[slot].clock
     }
 
     /// `slot` joins a capture.
@@ -236,7 +227,6 @@ impl Actors {
 
     /// The host has heard from a worker.
     pub(super) fn answer(&mut self, worker: usize) {
-        self.lanes[worker].needs_tick = true;
         if self.host.join(&self.lanes[worker].clock) {
             self.host_moved();
         }
@@ -245,9 +235,11 @@ impl Actors {
     /// The host waited for every stream of `device`.
     pub(super) fn sync(&mut self, device: DeviceId) {
         let mut news = false;
-        for lane in self.lanes.iter_mut().filter(|lane| lane.is_stream && lane.device == device) {
-            lane.needs_tick = true;
+        for lane in self.lanes.iter().filter(|lane| lane.is_stream && lane.device == device) {
             news |= self.host.join(&lane.clock);
+        }
+        if let Some(ghosts) = self.ghosts.get(&device) {
+            news |= self.host.join(ghosts);
         }
         if news {
             self.host_moved();
@@ -276,11 +268,12 @@ impl Actors {
         }
     }
 
-    /// Every later step joins the host's clock, so a closed stream that it covers is settled.
+    /// Every later step joins the host's clock, so a closed stream that it covers, with all that
+    /// the stream saw of others, is settled.
     fn retire(&mut self) {
         let (host, lanes, vacant) = (&self.host, &self.lanes, &mut self.vacant);
         self.closing.retain(|slot| {
-            let is_over = host.at(*slot) >= lanes[*slot].clock.at(*slot);
+            let is_over = host.covers(&lanes[*slot].clock);
             if is_over {
                 vacant.push(*slot);
             }
@@ -295,10 +288,12 @@ impl Actors {
 
     /// Vacates the slots of closed streams that no access kept anywhere names.
     pub(super) fn sweep(&mut self, is_named: impl Fn(usize) -> bool) {
-        let vacant = &mut self.vacant;
+        let (lanes, ghosts, vacant) = (&self.lanes, &mut self.ghosts, &mut self.vacant);
         self.closing.retain(|slot| {
             let keep = is_named(*slot);
             if !keep {
+                let lane = &lanes[*slot];
+                ghosts.entry(lane.device).or_default().join(&lane.clock);
                 vacant.push(*slot);
             }
             keep

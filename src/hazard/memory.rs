@@ -95,7 +95,7 @@ impl Memory {
             return;
         }
         self.allocs.remove(place, at.0, at.0 + 1);
-        let capture = Arc::new(actors.capture(step.slot).clone());
+        let capture = Arc::new(actors.clock(step.slot).clone());
         if let Some(space) = self.spaces.get_mut(&place) {
             space.visit(at.0, range.end(), |state| state.freed = Some(Arc::clone(&capture)));
         }

@@ -248,7 +248,7 @@ impl Checker {
             self.event_hazard(Kind::ForeignEvent, step, id);
         }
         if let Some(event) = self.events.get_mut(&id) {
-            event.capture.copy_from(self.actors.capture(step.slot));
+            event.capture.copy_from(self.actors.clock(step.slot));
             event.is_recorded = true;
         }
     }

@@ -222,12 +222,12 @@ impl Space {
             if segment.end < at {
                 break;
             }
-            if let Some((middle, next)) = right
-                && segment.end == middle
-                && segment.state == next.state
-            {
-                segment.end = next.end;
-                self.scratch.push((middle, next.end));
+            if let Some((middle, next)) = right {
+                debug_assert_eq!(segment.end, middle, "a visit leaves no gap");
+                if segment.state == next.state {
+                    segment.end = next.end;
+                    self.scratch.push((middle, next.end));
+                }
             }
             right = Some((*start, segment));
         }
@@ -309,6 +309,18 @@ mod tests {
     }
 
     #[test]
+    fn a_look_that_changes_nothing_leaves_no_cut() {
+        let mut space = Space::default();
+        write(&mut space, 0, 100, 1);
+        for (at, end) in [(0, 40), (40, 60), (60, 100), (0, 100), (90, 110), (95, 105)] {
+            space.visit(at, end, |_| {});
+            space.visit(at, end, |state| state.is_defined = false);
+            space.visit(at, end, |state| state.is_defined = true);
+        }
+        assert_eq!(picture(&space), [(0, 100, Some(1)), (100, 110, None)]);
+    }
+
+    #[test]
     fn a_gap_inside_a_visit_is_seen_once_and_in_order() {
         let mut space = Space::default();
         write(&mut space, 10, 20, 1);
@@ -341,6 +353,7 @@ mod tests {
         let mut actors = Actors::default();
         let slot = actors.worker(0, DeviceId(0));
         (0..5).for_each(|_| {
+            actors.enter(slot);
             actors.tick(slot);
             actors.answer(slot);
         });

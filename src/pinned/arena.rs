@@ -63,7 +63,8 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps, touches and page-locks `len` bytes (a multiple of 4 KiB).
+    /// Maps, touches and page-locks `len` bytes (a multiple of 4 KiB). For a pinner that needs no
+    /// memory they are mapped without any.
     ///
     /// # Errors
     /// `OutOfMemory` where the system has no room to map; the pinner's error where it refuses a
@@ -76,8 +77,11 @@ impl Arena {
         leaked: &Arc<AtomicU64>,
     ) -> Result<Arena> {
         let piece_len = piece_len(pinner.registration_max().min(piece_max))?;
-        let mapping = Mapping::new(len.to_usize()?)?;
-        mapping.touch(threads_max);
+        let backed = pinner.needs_memory();
+        let mapping = Mapping::new(len.to_usize()?, backed)?;
+        if backed {
+            mapping.touch(threads_max);
+        }
         let mut arena = Arena {
             base: mapping.base,
             mapping: Some(mapping),
@@ -198,14 +202,18 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(len: usize) -> Result<Mapping> {
+    fn new(len: usize, backed: bool) -> Result<Mapping> {
         let step = STEP as usize;
         let refused = |detail: String| {
             let error = Error::new(Kind::OutOfMemory, "map").bytes(Bytes(len as u64));
             error.detail(format!("the system maps no more host memory: {detail}"))
         };
         let Some(wide) = len.checked_add(step) else { return Err(refused("too long".into())) };
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = match backed {
+            true => MapFlags::PRIVATE,
+            false => MapFlags::PRIVATE | MapFlags::NORESERVE,
+        };
         // SAFETY: no address is asked for, so no mapping of anybody is replaced.
         let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), wide, prot, flags) }
             .map_err(|e| refused(e.to_string()))?

@@ -31,7 +31,8 @@ pub enum Budget {
 /// Files that tell the limits, under a root that tests replace.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
-    root: PathBuf,
+    /// `None`: what is asked for takes no memory, so none bounds it.
+    root: Option<PathBuf>,
 }
 
 /// Limits of 2^60 bytes and more mean "none" (v1 writes a number near 2^63).
@@ -39,7 +40,12 @@ const UNLIMITED: u64 = 1 << 60;
 
 impl Machine {
     pub(super) fn new(root: &Path) -> Machine {
-        Machine { root: root.to_path_buf() }
+        Machine { root: Some(root.to_path_buf()) }
+    }
+
+    /// For pinners that need no memory.
+    pub(super) fn boundless() -> Machine {
+        Machine { root: None }
     }
 
     /// The budget in bytes.
@@ -74,7 +80,7 @@ impl Machine {
 
     /// `MemAvailable` in bytes.
     fn available(&self) -> Option<u64> {
-        let text = fs::read_to_string(self.root.join("proc/meminfo")).ok()?;
+        let text = fs::read_to_string(self.root.as_ref()?.join("proc/meminfo")).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         kib.checked_mul(1024)
@@ -82,7 +88,8 @@ impl Machine {
 
     /// The least that a limit of this process' control groups leaves.
     fn cgroup_left(&self) -> Option<u64> {
-        let text = fs::read_to_string(self.root.join("proc/self/cgroup")).unwrap_or_default();
+        let root = self.root.as_ref()?;
+        let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
         let memberships = text.lines().filter_map(|line| {
             let (_, rest) = line.split_once(':')?;
             let (controllers, path) = rest.split_once(':')?;
@@ -92,17 +99,17 @@ impl Machine {
                 _ => None,
             }
         });
-        memberships.filter_map(|(files, path)| self.group_left(files, path)).min()
+        memberships.filter_map(|(files, path)| group_left(root, files, path)).min()
     }
+}
 
-    /// The least that the group or one of its ancestors leaves. A container may see its own group
-    /// as the root while its path is the host's: directories that are not there are passed over.
-    fn group_left(&self, files: Files, path: &str) -> Option<u64> {
-        let mount = self.root.join(files.mount());
-        let group = mount.join(path.trim_start_matches('/'));
-        let groups = group.ancestors().take_while(|dir| dir.starts_with(&mount));
-        groups.filter_map(|dir| files.left(dir)).min()
-    }
+/// The least that the group or one of its ancestors leaves. A container may see its own group as
+/// the root while its path is the host's: directories that are not there are passed over.
+fn group_left(root: &Path, files: Files, path: &str) -> Option<u64> {
+    let mount = root.join(files.mount());
+    let group = mount.join(path.trim_start_matches('/'));
+    let groups = group.ancestors().take_while(|dir| dir.starts_with(&mount));
+    groups.filter_map(|dir| files.left(dir)).min()
 }
 
 /// The two layouts of control groups.

@@ -89,7 +89,10 @@ impl PinnedPool {
     /// `OutOfMemory` where the machine has nothing to spare.
     pub fn new(pinner: Arc<dyn Pinner>, options: PoolOptions) -> Result<PinnedPool> {
         options.check()?;
-        let machine = Machine::new(&options.machine_root);
+        let machine = match pinner.needs_memory() {
+            true => Machine::new(&options.machine_root),
+            false => Machine::boundless(),
+        };
         let budget = machine.budget(options.budget, options.margin_bytes, options.ranks()?)?;
         let closed = options.growth == Growth::Closed;
         let ledger = Ledger::new(options.block_max, options.arena_bytes.get(), closed);

@@ -80,11 +80,14 @@ sites! {
     TargetFree => E5,
     /// `acquire`: the reader's stream waits for the copy-in.
     ReaderWait => E6,
-    /// `evict` of bytes whose copy-in may be running, or a change of them: as `ReaderWait`, by the
-    /// lane.
+    /// `evict` of bytes whose copy-in may be running and that nobody acquired, or a change of them
+    /// by a stream that did not: as `ReaderWait`, by the lane or the stream.
     CopyInBeforeEvict => E6,
     /// `evict` into a block whose last copy-in may be running.
     BlockReuseWait => E7,
+    /// `refill` from a block that an earlier copy-in, on the other lane, may still read: a block is
+    /// given back busy until its last copy, so that has to be the last one to end.
+    EarlierCopyIn => E7,
     /// Is a returned block idle, so that others may have it?
     BlockIdleQuery => E7,
     /// Release of owned device bytes: the stream that frees waits for other users.

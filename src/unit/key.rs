@@ -133,14 +133,7 @@ impl<T> Table<T> {
     /// # Errors
     /// [`Misuse::Foreign`] for a key of another table, [`Misuse::Stale`] for a thing that is gone.
     pub fn get(&self, key: Key, op: &'static str) -> Result<&T> {
-        match self.slots.get(key.index as usize) {
-            Some((generation, value))
-                if key.owner == self.owner && *generation == key.generation =>
-            {
-                Ok(value)
-            }
-            _ => Err(self.refusal(key, op)),
-        }
+        self.find(key).ok_or_else(|| self.refusal(key, op))
     }
 
     /// As [`Table::get`], for changing it.
@@ -149,14 +142,20 @@ impl<T> Table<T> {
     /// As [`Table::get`].
     pub fn get_mut(&mut self, key: Key, op: &'static str) -> Result<&mut T> {
         let refusal = self.refusal_of(key);
-        match self.slots.get_mut(key.index as usize) {
-            Some((generation, value))
-                if key.owner == self.owner && *generation == key.generation =>
-            {
-                Ok(value)
-            }
-            _ => Err(Error::usage(refusal, op)),
-        }
+        self.find_mut(key).ok_or_else(|| Error::usage(refusal, op))
+    }
+
+    /// The value, if the key names one here: for asking after a thing that may be gone, which an
+    /// error would be made for in vain.
+    pub fn find(&self, key: Key) -> Option<&T> {
+        let (generation, value) = self.slots.get(key.index as usize)?;
+        (key.owner == self.owner && *generation == key.generation).then_some(value)
+    }
+
+    /// As [`Table::find`], for changing it.
+    pub fn find_mut(&mut self, key: Key) -> Option<&mut T> {
+        let (generation, value) = self.slots.get_mut(key.index as usize)?;
+        (key.owner == self.owner && *generation == key.generation).then_some(value)
     }
 
     /// Takes the value out; its key is stale from now on.

@@ -1,4 +1,4 @@
-//! Promises of order: streams, events, fences.
+//! Promises of order: streams, events, times.
 
 use crate::rig::{PAGE, Pages, Rig, alloc, chain, event, part, pattern, until_done};
 use lightering::backend::Timing;
@@ -164,26 +164,6 @@ pub(crate) fn the_default_stream_is_there_to_adopt(rig: &dyn Rig) {
     backend.copy_out(part(pin, PAGE, PAGE), device, again).unwrap();
     backend.sync().unwrap();
     assert_eq!(pages.read(PAGE, PAGE), pattern(9, PAGE));
-}
-
-pub(crate) fn a_fence_answers_on_another_thread(rig: &dyn Rig) {
-    let backend = &mut *rig.user();
-    let (pages, pin) = Pages::pinned(backend, 2 * PAGE);
-    let a = backend.create_stream().unwrap();
-    let (done, fresh) = (event(backend), event(backend));
-    pages.write(0, &pattern(10, PAGE));
-    let device = alloc(backend, PAGE, a);
-    backend.copy_in(device, part(pin, 0, PAGE), a).unwrap();
-    backend.copy_out(part(pin, PAGE, PAGE), device, a).unwrap();
-    backend.record(done, a).unwrap();
-    let fence = backend.fence();
-    let asked = std::thread::spawn(move || {
-        let refused = fence.done(fresh).unwrap_err();
-        assert_eq!(refused.misuse(), Some(Misuse::FreshEvent));
-        while !fence.done(done).unwrap() {}
-    });
-    asked.join().unwrap();
-    assert_eq!(pages.read(PAGE, PAGE), pattern(10, PAGE));
 }
 
 pub(crate) fn elapsed_wants_two_timed_recordings_that_are_done(rig: &dyn Rig) {

@@ -2,7 +2,7 @@
 
 use crate::rig::{PAGE, Pages, Rig, alloc, event, part, pattern};
 use lightering::backend::{Backend, Cost, Grid, Kernel};
-use lightering::trace::Site;
+use lightering::trace::{Actor, Site};
 use lightering::{Bytes, DevicePtr, Error, Kind, Misuse, Result};
 
 fn misuse<T: std::fmt::Debug>(result: Result<T>) -> Option<Misuse> {
@@ -85,6 +85,7 @@ pub(crate) fn stale_names_are_refused(rig: &dyn Rig) {
     assert_eq!(misuse(backend.free_device(device.at(), gone)), stale);
     assert_eq!(misuse(backend.copy_out(pin, device, gone)), stale);
     assert_eq!(misuse(backend.copy_in(device, pin, gone)), stale);
+    assert_eq!(misuse(backend.note(Actor::Stream(gone), &[])), stale);
     assert_eq!(misuse(backend.close_event(closed)), stale);
     assert_eq!(misuse(backend.record(closed, a)), stale);
     assert_eq!(misuse(backend.wait(a, closed, Site::Outside)), stale);
@@ -110,6 +111,7 @@ pub(crate) fn names_of_another_user_are_refused(rig: &dyn Rig) {
     assert_eq!(misuse(two.close_event(done)), foreign);
     assert_eq!(misuse(two.close_stream(stream)), foreign);
     assert_eq!(misuse(two.alloc_device(Bytes(8), stream)), foreign);
+    assert_eq!(misuse(two.note(Actor::Stream(stream), &[])), foreign);
     // `fresh` is fresh still: nothing was recorded.
     assert_eq!(misuse(two.query(fresh, Site::Outside)), Some(Misuse::FreshEvent));
     one.sync().unwrap();
@@ -140,4 +142,46 @@ pub(crate) fn a_kernel_without_a_form_is_refused(rig: &dyn Rig) {
     let refused = backend.launch(&FORMLESS, Grid::row(1, 32), &[], a);
     assert_eq!(misuse(refused), Some(Misuse::BadKernel));
     backend.sync().unwrap();
+}
+
+pub(crate) fn a_captured_stream_takes_no_work(rig: &dyn Rig) {
+    let backend = &mut *rig.user();
+    let (pages, pin) = Pages::pinned(backend, PAGE);
+    let (a, b) = (backend.create_stream().unwrap(), backend.create_stream().unwrap());
+    let device = alloc(backend, PAGE, a);
+    let (done, other) = (event(backend), event(backend));
+    pages.write(0, &pattern(3, PAGE));
+    backend.copy_in(device, pin, a).unwrap();
+    backend.record(done, a).unwrap();
+    backend.wait(b, done, Site::Outside).unwrap();
+    backend.sync().unwrap();
+    let raw = backend.raw_stream(a).unwrap();
+    rig.set_capturing(raw, true);
+    assert!(backend.capturing(a).unwrap() && !backend.capturing(b).unwrap());
+    let refusals = [
+        backend.copy_in(device, pin, a),
+        backend.copy_out(pin, device, a),
+        backend.record(done, a),
+        backend.wait(a, done, Site::Outside),
+        backend.alloc_device(Bytes(8), a).map(drop),
+        backend.free_device(device.at(), a),
+    ];
+    let refusals: Vec<_> = refusals.into_iter().map(misuse).collect();
+    // Elsewhere work and housekeeping go on, and end nobody's capture.
+    backend.copy_out(pin, device, b).unwrap();
+    backend.record(other, b).unwrap();
+    crate::rig::until_done(backend, other);
+    let small = alloc(backend, 8, b);
+    backend.free_device(small.at(), b).unwrap();
+    let brief = event(backend);
+    backend.close_event(brief).unwrap();
+    let (_more, _) = Pages::pinned(backend, PAGE);
+    rig.set_capturing(raw, false);
+    assert_eq!(refusals, [Some(Misuse::Capturing); 6]);
+    assert!(!backend.capturing(a).unwrap());
+    // The copy is known done; the wait says so to tools that see only the device's own order.
+    backend.wait(a, other, Site::Outside).unwrap();
+    backend.free_device(device.at(), a).unwrap();
+    backend.sync().unwrap();
+    assert_eq!(pages.read(0, PAGE), pattern(3, PAGE));
 }

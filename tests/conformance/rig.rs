@@ -12,11 +12,21 @@ use std::sync::Arc;
 pub(crate) trait Rig {
     /// One more user of the device.
     fn user(&self) -> Box<dyn Backend>;
+
+    /// Begins or ends a capture on a stream, as its owner would: by its raw handle.
+    fn set_capturing(&self, raw: usize, capturing: bool);
 }
 
 impl Rig for World {
     fn user(&self) -> Box<dyn Backend> {
         Box::new(self.device(0).unwrap())
+    }
+
+    fn set_capturing(&self, raw: usize, capturing: bool) {
+        let mut owner = self.device(0).unwrap();
+        let stream = owner.adopt_stream(raw).unwrap();
+        owner.set_capturing(stream, capturing).unwrap();
+        owner.close_stream(stream).unwrap();
     }
 }
 

@@ -6,8 +6,8 @@
 //! process exits. Without a compiler on the machine the stories say aloud that they did not run.
 //!
 //! ```text
-//!   story! -> parent: rustc -> dir/libcuda.so.1 -> itself again, LD_LIBRARY_PATH=dir -> exit code?
-//!             child:  FAKE_STORY is set -> body, with script(), calls(), alive() on the library
+//!   story() -> parent: rustc -> dir/libcuda.so.1 -> itself again on that -> exit code?
+//!              child:  FAKE_STORY is set -> body, with script(), calls(), alive() on the library
 //! ```
 //!
 //! The `cuda_fake*` tests use it.
@@ -24,18 +24,6 @@ use std::sync::OnceLock;
 const STORY: &str = "FAKE_STORY";
 const PAGE: usize = 4096;
 
-/// A test whose body runs in a process of its own, on the fake driver with the script given.
-macro_rules! story {
-    ($(#[$attr:meta])* fn $name:ident($script:expr) $body:block) => {
-        $(#[$attr])*
-        #[test]
-        fn $name() {
-            $crate::fake::tell($crate::fake::name_of!($name), $script, || $body);
-        }
-    };
-}
-pub(crate) use story;
-
 /// The full name of a test of this module, as the test runner takes it.
 macro_rules! name_of {
     ($name:ident) => {
@@ -44,8 +32,9 @@ macro_rules! name_of {
 }
 pub(crate) use name_of;
 
-/// Runs the body in a child process and requires that it passed.
-pub(crate) fn tell(name: &str, script: &str, body: fn()) {
+/// Runs a test's body in a process of its own, on the fake driver with the script given, and
+/// requires that it passed there.
+pub(crate) fn story(name: &str, script: &str, body: fn()) {
     if is_child(name) {
         return body();
     }
@@ -84,12 +73,17 @@ pub(crate) fn library() -> Option<&'static Path> {
     DIR.get_or_init(|| {
         let dir = scratch();
         let source = dir.join("fake_libcuda.rs");
-        std::fs::write(&source, include_str!("fake_libcuda.rs")).unwrap();
-        std::fs::write(dir.join("fake_state.rs"), include_str!("fake_state.rs")).unwrap();
+        for (name, text) in [
+            ("fake_libcuda.rs", include_str!("fake_libcuda.rs")),
+            ("fake_args.rs", include_str!("fake_args.rs")),
+            ("fake_state.rs", include_str!("fake_state.rs")),
+        ] {
+            std::fs::write(dir.join(name), text).unwrap();
+        }
         let Some(rustc) = rustc() else {
             // Straight to the descriptor, past the capture of a passing test's output.
-            writeln!(std::io::stderr(), "no rustc here: the fake-driver tests did NOT run")
-                .unwrap();
+            let words = b"no rustc here: the fake-driver tests did NOT run\n";
+            std::io::stderr().write_all(words).unwrap();
             return None;
         };
         let output = Command::new(rustc)

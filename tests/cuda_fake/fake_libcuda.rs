@@ -15,24 +15,33 @@
 //!
 //! Compiled by `fake.rs` with nothing but the standard library.
 
-#![allow(non_snake_case, clippy::missing_safety_doc, clippy::too_many_arguments)]
+#![allow(non_snake_case, private_interfaces)]
 
+mod fake_args;
 mod fake_state;
 
+use fake_args::*;
 use fake_state::*;
-use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::Ordering;
+
+macro_rules! export {
+    ($(#[$doc:meta])* $name:ident, ($($arg:ident: $type:ty),*) -> $result:ty $body:block) => {
+        $(#[$doc])*
+        // SAFETY: the process loads this library in the driver's place, and nothing else in it has
+        // a function of that name.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $type),*) -> $result $body
+    };
+}
 
 macro_rules! api {
     ($(fn $name:ident($state:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> u32 {
+        export! { $name, ($($arg: $type),*) -> u32 {
             if EXITED.load(Ordering::SeqCst) {
                 eprintln!("{} was called after the driver was gone", stringify!($name));
                 std::process::abort();
             }
-            let mut guard = state();
-            let $state = guard.as_mut().expect("made above");
+            let $state = &mut *state();
             $state.note(stringify!($name), &[$($arg.word()),*]);
             if let Some(code) = $state.script().failure(stringify!($name)) {
                 return code;
@@ -43,13 +52,13 @@ macro_rules! api {
                 Ok(()) => 0,
                 Err(code) => code,
             }
-        }
+        } }
     )*};
 }
 
 api! {
-    fn cuDriverGetVersion(s, version: *mut i32) {
-        unsafe { *version = s.script().driver };
+    fn cuDriverGetVersion(s, version: At<i32>) {
+        version.put(0, s.script().driver);
     }
     fn cuInit(s, _flags: u32) {
         if s.script().devices == 0 {
@@ -57,43 +66,41 @@ api! {
         }
         if !s.started {
             s.started = true;
-            unsafe { atexit(on_exit) };
+            atexit(on_exit);
         }
     }
-    fn cuDeviceGetCount(s, count: *mut i32) {
+    fn cuDeviceGetCount(s, count: At<i32>) {
         if !s.started {
             return Err(NOT_INITIALIZED);
         }
-        unsafe { *count = s.script().devices };
+        count.put(0, s.script().devices);
     }
-    fn cuDeviceGet(s, device: *mut i32, ordinal: i32) {
+    fn cuDeviceGet(s, device: At<i32>, ordinal: i32) {
         if ordinal >= s.script().devices {
             return Err(INVALID_DEVICE);
         }
-        unsafe { *device = ordinal };
+        device.put(0, ordinal);
     }
-    fn cuDeviceGetName(s, name: *mut c_char, len: i32, device: i32) {
-        let text = format!("Fake {device}");
-        assert!(s.started && text.len() < len as usize);
-        for (index, byte) in text.bytes().chain([0]).enumerate() {
-            unsafe { *name.add(index) = byte as c_char };
-        }
+    fn cuDeviceGetName(s, name: At<u8>, len: i32, device: i32) {
+        let text = format!("Fake {device}\0");
+        assert!(s.started && text.len() <= len as usize);
+        name.put_all(text.as_bytes());
     }
-    fn cuDeviceTotalMem_v2(s, bytes: *mut usize, _device: i32) {
-        unsafe { *bytes = s.script().memory };
+    fn cuDeviceTotalMem_v2(s, bytes: At<usize>, _device: i32) {
+        bytes.put(0, s.script().memory);
     }
-    fn cuDeviceGetAttribute(s, value: *mut i32, which: u32, _device: i32) {
+    fn cuDeviceGetAttribute(s, value: At<i32>, which: u32, _device: i32) {
         let found = match which {
             41 => s.script().unified,
             115 => s.script().pools,
             _ => return Err(INVALID_VALUE),
         };
-        unsafe { *value = found };
+        value.put(0, found);
     }
-    fn cuDevicePrimaryCtxRetain(s, context: *mut u64, device: i32) {
+    fn cuDevicePrimaryCtxRetain(s, context: At<u64>, device: i32) {
         let raw = 0x100_0000 + device as u64 * 0x100;
         *s.holds.entry(raw).or_insert(0) += 1;
-        unsafe { *context = raw };
+        context.put(0, raw);
     }
     fn cuDevicePrimaryCtxRelease_v2(s, device: i32) {
         let raw = 0x100_0000 + device as u64 * 0x100;
@@ -103,9 +110,9 @@ api! {
     fn cuDevicePrimaryCtxReset_v2(s, device: i32) {
         s.destroyed.insert(0x100_0000 + device as u64 * 0x100);
     }
-    fn cuCtxGetCurrent(s, context: *mut u64) {
+    fn cuCtxGetCurrent(s, context: At<u64>) {
         assert!(s.started);
-        unsafe { *context = CURRENT.get() };
+        context.put(0, CURRENT.get());
     }
     fn cuCtxSetCurrent(s, context: u64) {
         if s.destroyed.contains(&context) {
@@ -115,35 +122,50 @@ api! {
     }
     fn cuCtxSynchronize(s) {
         s.current()?;
+        if !s.script().captures.is_empty() {
+            return Err(CAPTURE_UNSUPPORTED);
+        }
     }
-    fn cuThreadExchangeStreamCaptureMode(s, mode: *mut u32) {
+    fn cuThreadExchangeStreamCaptureMode(s, mode: At<u32>) {
         assert!(s.started);
-        unsafe { *mode = MODE.replace(*mode) };
+        mode.put(0, MODE.replace(mode.get(0)));
     }
-    fn cuStreamCreate(s, stream: *mut u64, _flags: u32) {
+    fn cuStreamCreate(s, stream: At<u64>, _flags: u32) {
         let (current, raw) = (s.current()?, s.handle());
         s.streams.insert(raw, current);
-        unsafe { *stream = raw };
+        stream.put(0, raw);
     }
     fn cuStreamDestroy_v2(s, stream: u64) {
         s.stream(stream)?;
         s.streams.remove(&stream).ok_or(INVALID_HANDLE)?;
     }
-    fn cuStreamGetCtx(s, stream: u64, context: *mut u64) {
-        unsafe { *context = s.stream(stream)? };
+    fn cuStreamGetCtx(s, stream: u64, context: At<u64>) {
+        context.put(0, s.stream(stream)?);
     }
-    fn cuStreamIsCapturing(s, stream: u64, status: *mut u32) {
+    fn cuStreamIsCapturing(s, stream: u64, status: At<u32>) {
         s.stream(stream)?;
-        unsafe { *status = s.script().captures.get(&stream).copied().unwrap_or(0) };
+        status.put(0, s.script().captures.get(&stream).copied().unwrap_or(0));
+    }
+    fn cuStreamBeginCapture_v2(s, stream: u64, _mode: u32) {
+        s.stream(stream)?;
+        s.script().captures.insert(stream, 1);
+    }
+    fn cuStreamEndCapture(s, stream: u64, graph: At<u64>) {
+        s.stream(stream)?;
+        s.script().captures.remove(&stream).ok_or(NOT_CAPTURING)?;
+        graph.put(0, s.handle());
+    }
+    fn cuGraphDestroy(s, _graph: u64) {
+        assert!(s.started);
     }
     fn cuStreamWaitEvent(s, stream: u64, event: u64, _flags: u32) {
         s.stream(stream)?;
         s.event(event)?;
     }
-    fn cuEventCreate(s, event: *mut u64, _flags: u32) {
+    fn cuEventCreate(s, event: At<u64>, _flags: u32) {
         let (current, raw) = (s.current()?, s.handle());
         s.events.insert(raw, current);
-        unsafe { *event = raw };
+        event.put(0, raw);
     }
     fn cuEventDestroy_v2(s, event: u64) {
         s.current()?;
@@ -163,71 +185,70 @@ api! {
             return Err(NOT_READY);
         }
     }
-    fn cuEventElapsedTime(s, milliseconds: *mut f32, from: u64, to: u64) {
+    fn cuEventElapsedTime(s, milliseconds: At<f32>, from: u64, to: u64) {
         s.current()?;
         s.event(from)?;
         s.event(to)?;
-        unsafe { *milliseconds = (to.wrapping_sub(from) as i64 / 16) as f32 };
+        milliseconds.put(0, (to.wrapping_sub(from) as i64 / 16) as f32);
     }
-    fn cuMemGetInfo_v2(s, free: *mut usize, total: *mut usize) {
+    fn cuMemGetInfo_v2(s, free: At<usize>, total: At<usize>) {
         s.current()?;
         let used: usize = s.memory.values().sum();
-        unsafe { (*free, *total) = (s.script().memory.saturating_sub(used), s.script().memory) };
+        free.put(0, s.script().memory.saturating_sub(used));
+        total.put(0, s.script().memory);
     }
-    fn cuMemPoolCreate(s, pool: *mut u64, props: *const i32) {
+    fn cuMemPoolCreate(s, pool: At<u64>, props: At<i32>) {
         let (current, raw) = (s.current()?, s.handle());
         // Pinned memory of a device: allocation type 1, no handle type, location type 1.
-        let props = unsafe { std::slice::from_raw_parts(props, 4) };
+        let props = [0, 1, 2, 3].map(|index| props.get(index));
         assert_eq!(props[..3], [1, 0, 1]);
         assert_eq!(0x100_0000 + props[3] as u64 * 0x100, current);
         s.pools.insert(raw, current);
-        unsafe { *pool = raw };
+        pool.put(0, raw);
     }
     fn cuMemPoolDestroy(s, pool: u64) {
         s.current()?;
         s.pools.remove(&pool).ok_or(INVALID_HANDLE)?;
     }
-    fn cuMemPoolSetAttribute(s, pool: u64, which: u32, value: *mut c_void) {
+    fn cuMemPoolSetAttribute(s, pool: u64, which: u32, value: At<u64>) {
         s.pools.get(&pool).ok_or(INVALID_HANDLE)?;
-        assert_eq!((which, unsafe { *value.cast::<u64>() }), (4, u64::MAX));
+        assert_eq!((which, value.get(0)), (4, u64::MAX));
     }
     fn cuMemPoolTrimTo(s, pool: u64, _keep: usize) {
         s.pools.get(&pool).ok_or(INVALID_HANDLE)?;
     }
-    fn cuMemAllocFromPoolAsync(s, at: *mut u64, len: usize, pool: u64, stream: u64) {
+    fn cuMemAllocFromPoolAsync(s, at: At<u64>, len: usize, pool: u64, stream: u64) {
         s.stream(stream)?;
         s.pools.get(&pool).ok_or(INVALID_HANDLE)?;
-        unsafe { *at = s.take(len)? };
+        at.put(0, s.take(len)?);
     }
-    fn cuMemAllocAsync(s, at: *mut u64, len: usize, stream: u64) {
+    fn cuMemAllocAsync(s, at: At<u64>, len: usize, stream: u64) {
         s.stream(stream)?;
-        unsafe { *at = s.take(len)? };
+        at.put(0, s.take(len)?);
     }
     fn cuMemFreeAsync(s, at: u64, stream: u64) {
         s.stream(stream)?;
         s.give(at)?;
     }
-    fn cuMemAlloc_v2(s, at: *mut u64, len: usize) {
+    fn cuMemAlloc_v2(s, at: At<u64>, len: usize) {
         s.current()?;
         s.unsafe_call()?;
-        unsafe { *at = s.take(len)? };
+        at.put(0, s.take(len)?);
     }
     fn cuMemFree_v2(s, at: u64) {
         s.current()?;
         s.unsafe_call()?;
         s.give(at)?;
     }
-    fn cuMemcpyDtoHAsync_v2(s, to: *mut u8, from: u64, len: usize, stream: u64) {
+    fn cuMemcpyDtoHAsync_v2(s, to: At<u8>, from: u64, len: usize, stream: u64) {
         s.stream(stream)?;
-        s.copy(from, to.addr() as u64, len)?;
-        let from = std::ptr::with_exposed_provenance::<u8>(from as usize);
-        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        s.copy(from, to.addr(), len)?;
+        to.copy(At::device(from), len);
     }
-    fn cuMemcpyHtoDAsync_v2(s, to: u64, from: *const u8, len: usize, stream: u64) {
+    fn cuMemcpyHtoDAsync_v2(s, to: u64, from: At<u8>, len: usize, stream: u64) {
         s.stream(stream)?;
-        s.copy(to, from.addr() as u64, len)?;
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);
-        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+        s.copy(to, from.addr(), len)?;
+        At::device(to).copy(from, len);
     }
     fn cuMemHostRegister_v2(s, at: u64, len: usize, _flags: u32) {
         s.current()?;
@@ -243,106 +264,98 @@ api! {
         s.unsafe_call()?;
         s.pinned.remove(&at).ok_or(NOT_REGISTERED)?;
     }
-    fn cuMemHostGetDevicePointer_v2(s, device: *mut u64, at: u64, _flags: u32) {
+    fn cuMemHostGetDevicePointer_v2(s, device: At<u64>, at: u64, _flags: u32) {
         s.pinned.get(&at).ok_or(INVALID_VALUE)?;
-        unsafe { *device = at + s.script().shift };
+        device.put(0, at + s.script().shift);
     }
     fn cuModuleLoadDataEx(
-        s, module: *mut u64, image: *const c_char,
-        count: u32, options: *mut u32, values: *mut *mut c_void
+        s, module: At<u64>, image: Text,
+        count: u32, options: At<u32>, values: At<At<u8>>
     ) {
         s.current()?;
         s.unsafe_call()?;
-        let text = unsafe { CStr::from_ptr(image) }.to_string_lossy().into_owned();
+        let text = image.read();
         if !text.contains(".version") {
-            let options = unsafe { std::slice::from_raw_parts(options, count as usize) };
-            let values = unsafe { std::slice::from_raw_parts(values, count as usize) };
-            assert_eq!(options, [5, 6]);
+            assert_eq!((count, options.get(0), options.get(1)), (2, 5, 6));
             let said = b"line 1: no version\nfatal\0";
-            assert!(values[1].addr() >= said.len());
-            unsafe { std::ptr::copy_nonoverlapping(said.as_ptr(), values[0].cast(), said.len()) };
+            assert!(values.get(1).addr() >= said.len() as u64);
+            values.get(0).put_all(said);
             return Err(INVALID_PTX);
         }
         let raw = s.handle();
         s.modules.insert(raw, text);
-        unsafe { *module = raw };
+        module.put(0, raw);
     }
-    fn cuModuleGetFunction(s, function: *mut u64, module: u64, name: *const c_char) {
-        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    fn cuModuleGetFunction(s, function: At<u64>, module: u64, name: Text) {
+        let name = name.read();
         let text = s.modules.get(&module).ok_or(INVALID_HANDLE)?;
         if !text.contains(&format!(".entry {name}(")) {
             return Err(NOT_FOUND);
         }
         let raw = s.handle();
         s.functions.insert(raw, name);
-        unsafe { *function = raw };
+        function.put(0, raw);
     }
     fn cuLaunchKernel(
         s, function: u64,
         blocks_x: u32, _blocks_y: u32, _blocks_z: u32, threads_x: u32, _threads_y: u32,
-        _threads_z: u32, _shared: u32, stream: u64, args: *mut *mut c_void, extra: *mut *mut c_void
+        _threads_z: u32, _shared: u32, stream: u64, args: At<At<u32>>, extra: At<u8>
     ) {
         s.stream(stream)?;
-        assert!(extra.is_null());
+        assert_eq!(extra.addr(), 0);
         if s.functions.get(&function).ok_or(INVALID_HANDLE)? != "fill_u32" {
             return Ok(());
         }
         // fill_u32(u32 *at, u32 value, u32 count)
-        let args = unsafe { std::slice::from_raw_parts(args, 3) };
-        let at = unsafe { *args[0].cast::<u64>() };
-        let (value, count) = unsafe { (*args[1].cast::<u32>(), *args[2].cast::<u32>()) };
-        let at = std::ptr::with_exposed_provenance_mut::<u32>(at as usize);
-        for index in 0..count.min(blocks_x * threads_x) {
-            unsafe { *at.add(index as usize) = value };
-        }
+        let at = At::device(args.get(0).cast::<u64>().get(0)).cast::<u32>();
+        let (value, count) = (args.get(1).get(0), args.get(2).get(0));
+        (0..count.min(blocks_x * threads_x)).for_each(|index| at.put(index as usize, value));
     }
     fn cuMemsetD8Async(s, at: u64, value: u8, len: usize, stream: u64) {
         s.stream(stream)?;
-        let at = std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
-        unsafe { std::ptr::write_bytes(at, value, len) };
+        (0..len).for_each(|index| At::device(at).put(index, value));
     }
 }
 
-/// A new script for the calls from now on.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_script(text: *const c_char) {
-    let text = unsafe { CStr::from_ptr(text) }.to_str().expect("ASCII");
-    state().as_mut().expect("made").script = Some(Script::new(text));
-}
-
-/// Takes the calls written down so far, one a line; returns how many bytes they are, and leaves
-/// them where the buffer is too small.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_log(buffer: *mut u8, len: usize) -> usize {
-    let mut guard = state();
-    let state = guard.as_mut().expect("made");
-    let text = state.log.join("\n");
-    if text.len() <= len {
-        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer, text.len()) };
-        state.log.clear();
+export! {
+    /// A new script for the calls from now on.
+    fake_script, (text: Text) -> () {
+        state().script = Some(Script::new(&text.read()));
     }
-    text.len()
 }
 
-/// The calling thread's capture mode.
-#[unsafe(no_mangle)]
-pub extern "C" fn fake_mode() -> u32 {
-    MODE.get()
+export! {
+    /// Takes the calls written down so far, one a line; returns how many bytes they are, and
+    /// leaves them where the buffer is too small.
+    fake_log, (buffer: At<u8>, len: usize) -> usize {
+        let state = &mut *state();
+        let text = state.log.join("\n");
+        if text.len() <= len {
+            buffer.put_all(text.as_bytes());
+            state.log.clear();
+        }
+        text.len()
+    }
 }
 
-/// What is alive: streams, events, pools, device allocations, registrations, holds on contexts.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_alive(counts: *mut u64) {
-    let mut guard = state();
-    let state = guard.as_mut().expect("made");
-    let holds: u64 = state.holds.values().sum();
-    let lens = [
-        state.streams.len() as u64,
-        state.events.len() as u64,
-        state.pools.len() as u64,
-        state.memory.len() as u64,
-        state.pinned.len() as u64,
-        holds,
-    ];
-    unsafe { std::ptr::copy_nonoverlapping(lens.as_ptr(), counts, lens.len()) };
+export! {
+    /// The calling thread's capture mode.
+    fake_mode, () -> u32 { MODE.get() }
+}
+
+export! {
+    /// What is alive: streams, events, pools, device allocations, registrations, holds on contexts.
+    fake_alive, (counts: At<u64>) -> () {
+        let state = &*state();
+        let holds: u64 = state.holds.values().sum();
+        let lens = [
+            state.streams.len() as u64,
+            state.events.len() as u64,
+            state.pools.len() as u64,
+            state.memory.len() as u64,
+            state.pinned.len() as u64,
+            holds,
+        ];
+        lens.into_iter().enumerate().for_each(|(index, len)| counts.put(index, len));
+    }
 }

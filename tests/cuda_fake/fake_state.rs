@@ -3,12 +3,19 @@
 //! What it is not: the driver's functions; those are in `fake_libcuda.rs`.
 //!
 //! Invariant: one lock guards all of it, so the calls of several threads have one order.
+//!
+//! ```text
+//!   FAKE_CUDA or fake_script -> Script: what to fail and what to pretend
+//!   State { script, log, streams, events, pools, memory, pinned, holds }   alive, by handle
+//! ```
+//!
+//! `fake_libcuda.rs` uses it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 pub(crate) const INVALID_VALUE: u32 = 1;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
@@ -24,6 +31,7 @@ pub(crate) const DESTROYED: u32 = 709;
 pub(crate) const ALREADY_REGISTERED: u32 = 712;
 pub(crate) const NOT_REGISTERED: u32 = 713;
 pub(crate) const CAPTURE_UNSUPPORTED: u32 = 900;
+pub(crate) const NOT_CAPTURING: u32 = 401;
 
 pub(crate) const MEMORY: usize = 1 << 30;
 pub(crate) const RELAXED: u32 = 2;
@@ -107,7 +115,8 @@ pub(crate) struct State {
     pub(crate) pinned: BTreeMap<u64, usize>,
 }
 
-pub(crate) static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: LazyLock<Mutex<State>> =
+    LazyLock::new(|| Mutex::new(State { next: 1, ..State::default() }));
 pub(crate) static EXITED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -115,47 +124,17 @@ thread_local! {
     pub(crate) static MODE: Cell<u32> = const { Cell::new(0) };
 }
 
+// SAFETY: the C library's function, by its standard signature; any hook may be registered.
 unsafe extern "C" {
-    pub(crate) fn atexit(hook: extern "C" fn()) -> i32;
+    pub(crate) safe fn atexit(hook: extern "C" fn()) -> i32;
 }
 
 pub(crate) extern "C" fn on_exit() {
     EXITED.store(true, Ordering::SeqCst);
 }
 
-pub(crate) fn state() -> MutexGuard<'static, Option<State>> {
-    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-    if state.is_none() {
-        *state = Some(State { next: 1, ..State::default() });
-    }
-    state
-}
-
-/// A driver argument as a number, for the log.
-pub(crate) trait Word {
-    fn word(&self) -> u64;
-}
-
-macro_rules! words {
-    ($($type:ty)*) => {$(
-        impl Word for $type {
-            fn word(&self) -> u64 { *self as u64 }
-        }
-    )*};
-}
-
-words! { u8 u32 i32 u64 usize }
-
-impl<T> Word for *mut T {
-    fn word(&self) -> u64 {
-        self.addr() as u64
-    }
-}
-
-impl<T> Word for *const T {
-    fn word(&self) -> u64 {
-        self.addr() as u64
-    }
+pub(crate) fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {
@@ -214,6 +193,7 @@ impl State {
             return Err(OUT_OF_MEMORY);
         }
         let layout = Layout::from_size_align(len, 256).map_err(|_| INVALID_VALUE)?;
+        // SAFETY: the length is not zero.
         let at = unsafe { alloc_zeroed(layout) };
         assert!(!at.is_null());
         let at = at.expose_provenance() as u64;
@@ -224,6 +204,7 @@ impl State {
     pub(crate) fn give(&mut self, at: u64) -> Result<(), u32> {
         let len = self.memory.remove(&at).ok_or(INVALID_VALUE)?;
         let layout = Layout::from_size_align(len, 256).map_err(|_| INVALID_VALUE)?;
+        // SAFETY: allocated in `take` with this layout; the map lets it go once.
         unsafe { dealloc(std::ptr::with_exposed_provenance_mut(at as usize), layout) };
         Ok(())
     }

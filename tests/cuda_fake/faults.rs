@@ -3,7 +3,8 @@
 
 use crate::bench::{Bench, FILL};
 use crate::fake::{
-    Alive, alive, calls, current, function, mode, names, primary, script, set_current, story,
+    Alive, alive, calls, current, function, mode, name_of, names, primary, script, set_current,
+    story,
 };
 use lightering::backend::cuda::{Cuda, code_name, is_fatal};
 use lightering::backend::{Arg, Backend, Fence, Grid, Timing};
@@ -136,90 +137,107 @@ fn must_be_lost(mut b: Bench, first: &Error, op: &str, code: u32) {
     assert_eq!(names(), ["cuDeviceGetCount"]);
 }
 
-story! {
-    fn every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do("devices:1000000") {
-        let (mut ordinal, mut tried) = (1, 0);
-        for verb in VERBS {
-            let (op, act) = *verb;
-            for call in calls_of(*verb) {
-                for code in codes() {
-                    // The second call of these puts the caller's state back; the first is the one
-                    // that counts here.
-                    let mut b = Bench::new(ordinal);
-                    script(&format!("devices:1000000,fail:{call}:1:{code}"));
-                    let result = act(&mut b);
-                    tried += 1;
-                    assert_eq!((current(), mode()), (0, 0), "{op} {call} {code}");
-                    let answers = match (op, call.as_str(), code) {
-                        ("query" | "fence", "cuEventQuery", 600) => true, // not yet: an answer
-                        (_, "cuMemAllocFromPoolAsync", 2) => true, // trimmed, tried once more
-                        ("capturing", "cuStreamIsCapturing", 906) => true,
-                        _ => false,
-                    };
-                    if answers {
-                        result.unwrap();
+#[test]
+fn every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do() {
+    story(
+        name_of!(every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do),
+        "devices:1000000",
+        || {
+            let (mut ordinal, mut tried) = (1, 0);
+            for verb in VERBS {
+                let (op, act) = *verb;
+                for call in calls_of(*verb) {
+                    for code in codes() {
+                        let mut b = Bench::new(ordinal);
+                        script(&format!("devices:1000000,fail:{call}:1:{code}"));
+                        let result = act(&mut b);
+                        tried += 1;
+                        assert_eq!((current(), mode()), (0, 0), "{op} {call} {code}");
+                        let answers = match (op, call.as_str(), code) {
+                            ("query" | "fence", "cuEventQuery", 600) => true, // not yet: an answer
+                            (_, "cuMemAllocFromPoolAsync", 2) => true, // trimmed, tried once more
+                            ("capturing", "cuStreamIsCapturing", 906) => true,
+                            _ => false,
+                        };
+                        if answers {
+                            result.unwrap();
+                            b.abandon();
+                            continue;
+                        }
+                        let error = result.expect_err(&format!("{op} {call} {code}"));
+                        let implicit = call == "cuStreamIsCapturing" && code == 906;
+                        assert!(implicit || error.driver_code() == Some(code), "{error}");
+                        assert_eq!(FATAL.contains(&code), is_fatal(code), "{code}");
+                        if is_fatal(code) {
+                            must_be_lost(b, &error, op, code);
+                            ordinal += 1;
+                            continue;
+                        }
+                        let text = error.to_string();
+                        assert!(implicit || text.contains(code_name(code)), "{text}");
+                        assert!(implicit || text.contains(&call), "{call}: {text}");
+                        assert_eq!(
+                            (error.kind(), error.op()),
+                            (meaning(code), op),
+                            "{call} {code}"
+                        );
+                        act(&mut b)
+                            .unwrap_or_else(|error| panic!("{op} {call} {code}: then {error}"));
                         b.abandon();
-                        continue;
                     }
-                    let error = result.expect_err(&format!("{op} {call} {code}"));
-                    let implicit = call == "cuStreamIsCapturing" && code == 906;
-                    assert!(implicit || error.driver_code() == Some(code), "{error}");
-                    assert_eq!(FATAL.contains(&code), is_fatal(code), "{code}");
-                    if is_fatal(code) {
-                        must_be_lost(b, &error, op, code);
-                        ordinal += 1;
-                        continue;
-                    }
+                }
+            }
+            assert!(tried > 5_000, "{tried}");
+        },
+    );
+}
+
+#[test]
+fn every_code_at_every_call_of_opening_is_an_error_and_takes_no_hold() {
+    story(
+        name_of!(every_code_at_every_call_of_opening_is_an_error_and_takes_no_hold),
+        "devices:1000000",
+        || {
+            let mut ordinal = 0;
+            drop(Cuda::open(0).unwrap());
+            let all = names();
+            let at = |name: &str| all.iter().position(|call| call == name).unwrap();
+            let opening = &all[at("cuDeviceGetCount")..=at("cuDevicePrimaryCtxRetain")];
+            assert!(opening.len() >= 6);
+            for call in opening {
+                for code in codes() {
+                    ordinal += 1;
+                    script(&format!("devices:1000000,fail:{call}:1:{code}"));
+                    let error = Cuda::open(ordinal).expect_err(call);
+                    assert_eq!(error.driver_code(), Some(code));
                     let text = error.to_string();
-                    assert!(implicit || text.contains(code_name(code)), "{text}");
-                    assert!(implicit || text.contains(&call), "{call}: {text}");
-                    assert_eq!((error.kind(), error.op()), (meaning(code), op), "{call} {code}");
-                    act(&mut b).unwrap_or_else(|error| panic!("{op} {call} {code}: then {error}"));
-                    b.abandon();
+                    assert!(
+                        text.contains(code_name(code)) && text.contains(call.as_str()),
+                        "{text}"
+                    );
+                    assert_eq!(alive(), Alive::default(), "{text}");
+                    script("devices:1000000");
+                    match error.kind() {
+                        Kind::Lost => {
+                            assert!(is_fatal(code) && call != "cuDeviceGetCount", "{text}");
+                            assert_eq!(Cuda::open(ordinal).unwrap_err().kind(), Kind::Lost);
+                        }
+                        Kind::OutOfMemory => assert_eq!(code, 2),
+                        Kind::Unavailable(Missing::StubLibrary) => assert_eq!(code, 34),
+                        Kind::Unavailable(Missing::Driver | Missing::Device) => {
+                            drop(Cuda::open(ordinal).unwrap());
+                        }
+                        kind => panic!("{kind:?}: {text}"),
+                    }
                 }
             }
-        }
-        assert!(tried > 5_000, "{tried}");
-    }
+        },
+    );
 }
 
-story! {
-    fn every_code_at_every_call_of_opening_is_an_error_and_takes_no_hold("devices:1000000") {
-        let mut ordinal = 0;
-        drop(Cuda::open(0).unwrap());
-        let all = names();
-        let at = |name: &str| all.iter().position(|call| call == name).unwrap();
-        let opening = &all[at("cuDeviceGetCount")..=at("cuDevicePrimaryCtxRetain")];
-        assert!(opening.len() >= 6);
-        for call in opening {
-            for code in codes() {
-                ordinal += 1;
-                script(&format!("devices:1000000,fail:{call}:1:{code}"));
-                let error = Cuda::open(ordinal).expect_err(call);
-                assert_eq!(error.driver_code(), Some(code));
-                let text = error.to_string();
-                assert!(text.contains(code_name(code)) && text.contains(call.as_str()), "{text}");
-                assert_eq!(alive(), Alive::default(), "{text}");
-                script("devices:1000000");
-                match error.kind() {
-                    Kind::Lost => {
-                        assert!(is_fatal(code) && call != "cuDeviceGetCount", "{text}");
-                        assert_eq!(Cuda::open(ordinal).unwrap_err().kind(), Kind::Lost);
-                    }
-                    Kind::OutOfMemory => assert_eq!(code, 2),
-                    Kind::Unavailable(Missing::StubLibrary) => assert_eq!(code, 34),
-                    Kind::Unavailable(Missing::Driver | Missing::Device) => {
-                        drop(Cuda::open(ordinal).unwrap());
-                    }
-                    kind => panic!("{kind:?}: {text}"),
-                }
-            }
-        }
-    }
-}
-
-story! {
-    fn a_device_that_is_lost_takes_no_other_with_it("devices:2") {
+#[test]
+fn a_device_that_is_lost_takes_no_other_with_it() {
+    story(name_of!(a_device_that_is_lost_takes_no_other_with_it), "devices:2", || {
         let (mut lost, mut twin) = (Bench::new(0), Cuda::open(0).unwrap());
         let (mut well, fence) = (Bench::new(1), lost.cuda.fence());
         let (stream, pinner) = (twin.create_stream().unwrap(), lost.cuda.pinner());
@@ -237,49 +255,55 @@ story! {
         assert!(well.cuda.query(well.event, Site::Outside).unwrap());
         well.close();
         drop((lost, twin, fence));
-        let left = Alive { streams: 4, events: 3, pools: 1, memory: 1, pinned: 1, holds: 1 };
         drop(pinner);
-        let now = alive();
-        assert_eq!((now.holds, now.pools, now.events, now.pinned), (left.holds, left.pools, left.events, left.pinned));
-    }
+        let left = alive();
+        assert_eq!((left.holds, left.pools, left.events, left.pinned), (1, 1, 3, 1), "{left:?}");
+    });
 }
 
-story! {
-    fn a_fault_met_in_a_drop_is_told_as_such_and_blamed_on_no_other_verb("") {
+#[test]
+fn a_fault_met_in_a_drop_is_told_as_such_and_blamed_on_no_other_verb() {
+    story(name_of!(a_fault_met_in_a_drop_is_told_as_such_and_blamed_on_no_other_verb), "", || {
         let (first, mut second) = (Bench::new(0), Cuda::open(0).unwrap());
         script("fail:cuStreamDestroy_v2:1:719");
         drop(first);
         let error = second.create_stream().unwrap_err();
-        assert_eq!((error.kind(), error.op(), error.driver_code()), (Kind::Lost, "drop", Some(719)));
+        assert_eq!(
+            (error.kind(), error.op(), error.driver_code()),
+            (Kind::Lost, "drop", Some(719))
+        );
         calls();
         drop(second);
         assert_eq!(names(), [""; 0]);
-    }
+    });
 }
 
-story! {
-    fn a_failure_in_a_drop_that_is_not_fatal_stays_there("") {
+#[test]
+fn a_failure_in_a_drop_that_is_not_fatal_stays_there() {
+    story(name_of!(a_failure_in_a_drop_that_is_not_fatal_stays_there), "", || {
         let (first, mut second) = (Bench::new(0), Cuda::open(0).unwrap());
         script("fail:cuStreamDestroy_v2:0:400,fail:cuEventDestroy_v2:0:400");
         drop(first);
         script("");
         second.create_stream().unwrap();
-    }
+    });
 }
 
-story! {
-    fn a_context_reset_by_another_library_is_a_loss_and_not_a_double_free("") {
+#[test]
+fn a_context_reset_by_another_library_is_a_loss_and_not_a_double_free() {
+    story(name_of!(a_context_reset_by_another_library_is_a_loss_and_not_a_double_free), "", || {
         let mut b = Bench::new(0);
         let reset: unsafe extern "C" fn(i32) -> u32 = function("cuDevicePrimaryCtxReset_v2");
         // SAFETY: the fake takes any ordinal.
         assert_eq!(unsafe { reset(0) }, 0);
         let error = b.cuda.query(b.event, Site::Outside).unwrap_err();
         must_be_lost(b, &error, "query", 709);
-    }
+    });
 }
 
-story! {
-    fn not_yet_is_an_answer_and_an_error_is_not("notready:3") {
+#[test]
+fn not_yet_is_an_answer_and_an_error_is_not() {
+    story(name_of!(not_yet_is_an_answer_and_an_error_is_not), "notready:3", || {
         let mut b = Bench::new(0);
         let fence: Arc<dyn Fence> = b.cuda.fence();
         assert!(!b.cuda.query(b.event, Site::Outside).unwrap());
@@ -289,15 +313,20 @@ story! {
         script("fail:cuEventQuery:0:700");
         assert!(fence.done(b.event).unwrap_err().is_lost());
         assert!(b.cuda.query(b.event, Site::Outside).unwrap_err().is_lost());
-    }
+    });
 }
 
-story! {
-    fn a_thread_is_left_as_found_even_by_the_verb_that_loses_the_device("devices:2") {
-        let mut b = Bench::new(0);
-        set_current(primary(1));
-        script("devices:2,fail:cuEventQuery:1:700");
-        assert!(b.cuda.query(b.event, Site::Outside).unwrap_err().is_lost());
-        assert_eq!((current(), mode()), (primary(1), 0));
-    }
+#[test]
+fn a_thread_is_left_as_found_even_by_the_verb_that_loses_the_device() {
+    story(
+        name_of!(a_thread_is_left_as_found_even_by_the_verb_that_loses_the_device),
+        "devices:2",
+        || {
+            let mut b = Bench::new(0);
+            set_current(primary(1));
+            script("devices:2,fail:cuEventQuery:1:700");
+            assert!(b.cuda.query(b.event, Site::Outside).unwrap_err().is_lost());
+            assert_eq!((current(), mode()), (primary(1), 0));
+        },
+    );
 }

@@ -2,15 +2,16 @@
 #![cfg(feature = "interop-cudarc")]
 
 use crate::bench::Bench;
-use crate::fake::{alive, calls, story};
+use crate::fake::{alive, calls, name_of, story};
 use cudarc::driver::CudaContext;
 use lightering::backend::cuda::{Cuda, interop};
 use lightering::backend::{Backend, Timing};
 use lightering::trace::Site;
 use lightering::{Bytes, Misuse};
 
-story! {
-    fn a_cudarc_stream_is_borrowed_and_a_slice_keeps_its_bytes("devices:2") {
+#[test]
+fn a_cudarc_stream_is_borrowed_and_a_slice_keeps_its_bytes() {
+    story(name_of!(a_cudarc_stream_is_borrowed_and_a_slice_keeps_its_bytes), "devices:2", || {
         let context = CudaContext::new(0).unwrap();
         let (stream, other) = (context.new_stream().unwrap(), CudaContext::new(1).unwrap());
         let mut b = Bench::new(0);
@@ -45,5 +46,5 @@ story! {
         drop((slice, stream));
         assert!(calls().iter().any(|call| call.name == "cuStreamDestroy_v2"));
         assert!(Cuda::open(0).is_ok());
-    }
+    });
 }

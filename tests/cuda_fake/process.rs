@@ -4,13 +4,12 @@
 
 use crate::bench::{Bench, FILL};
 use crate::fake::{
-    Alive, alive, calls, function, is_child, library, name_of, names, primary, run, set_current,
-    story, text,
+    Alive, alive, calls, is_child, library, name_of, names, primary, run, set_current, story, text,
 };
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Arg, Backend, Fence, Grid, Pinner, Timing};
 use lightering::trace::{Actor, Site};
-use lightering::{Bytes, Misuse, PinnedPtr};
+use lightering::{Bytes, Misuse};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::{Arc, Mutex};
 
@@ -31,65 +30,71 @@ fn forked(body: impl FnOnce() + std::panic::UnwindSafe) -> i32 {
     libc::WEXITSTATUS(status)
 }
 
-story! {
-    fn a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing("devices:2") {
-        let bench = Mutex::new(Some(Bench::new(0)));
-        let code = forked(|| {
-            calls();
-            let mut b = bench.lock().unwrap().take().unwrap();
-            let (dev, pin, own, event) = (b.device(), b.pinned(), b.own, b.event);
-            let (fence, pinner) = (b.cuda.fence(), b.cuda.pinner());
-            let cuda = &mut b.cuda;
-            let args = [Arg::Write(dev)];
-            let refusals = [
-                cuda.memory().map(drop),
-                cuda.alloc_device(Bytes(1), own).map(drop),
-                cuda.free_device(b.at, own),
-                cuda.adopt_stream(0).map(drop),
-                cuda.create_stream().map(drop),
-                cuda.close_stream(own),
-                cuda.raw_stream(own).map(drop),
-                cuda.create_event(Timing::Off).map(drop),
-                cuda.close_event(event),
-                cuda.record(event, own),
-                cuda.wait(own, event, Site::Outside),
-                cuda.query(event, Site::Outside).map(drop),
-                cuda.elapsed(event, event).map(drop),
-                cuda.note(Actor::Host, &[]),
-                cuda.copy_out(pin, dev, own),
-                cuda.copy_in(dev, pin, own),
-                cuda.launch(&FILL, Grid::row(1, 1), &args, own),
-                cuda.capturing(own).map(drop),
-                cuda.sync(),
-                fence.done(event).map(drop),
-                pinner.unregister(b.host),
-                // SAFETY: refused, so nothing is page-locked.
-                unsafe { pinner.register(b.spare.at(), Bytes(4096)) }.map(drop),
-                Cuda::open(0).map(drop),
-                Cuda::open(1).map(drop),
-                Cuda::count().map(drop),
-            ];
-            for (index, refusal) in refusals.into_iter().enumerate() {
-                let error = refusal.unwrap_err();
-                assert_eq!(error.misuse(), Some(Misuse::Forked), "{index}: {error}");
-            }
-            drop((b, fence, pinner));
-            assert_eq!(names(), [""; 0], "the child called the parent's driver");
-        });
-        assert_eq!(code, 0, "the child's own words are above");
-        let mut b = bench.into_inner().unwrap().unwrap();
-        b.cuda.copy_out(b.pinned(), b.device(), b.own).unwrap();
-        assert!(b.cuda.query(b.event, Site::Outside).unwrap());
-        b.close();
-        assert_eq!(alive().holds, 0);
-    }
+#[test]
+fn a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing() {
+    story(
+        name_of!(a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing),
+        "devices:2",
+        || {
+            let bench = Mutex::new(Some(Bench::new(0)));
+            let code = forked(|| {
+                calls();
+                let mut b = bench.lock().unwrap().take().unwrap();
+                let (dev, pin, own, event) = (b.device(), b.pinned(), b.own, b.event);
+                let (fence, pinner) = (b.cuda.fence(), b.cuda.pinner());
+                let cuda = &mut b.cuda;
+                let args = [Arg::Write(dev)];
+                let refusals = [
+                    cuda.memory().map(drop),
+                    cuda.alloc_device(Bytes(1), own).map(drop),
+                    cuda.free_device(b.at, own),
+                    cuda.adopt_stream(0).map(drop),
+                    cuda.create_stream().map(drop),
+                    cuda.close_stream(own),
+                    cuda.raw_stream(own).map(drop),
+                    cuda.create_event(Timing::Off).map(drop),
+                    cuda.close_event(event),
+                    cuda.record(event, own),
+                    cuda.wait(own, event, Site::Outside),
+                    cuda.query(event, Site::Outside).map(drop),
+                    cuda.elapsed(event, event).map(drop),
+                    cuda.note(Actor::Host, &[]),
+                    cuda.copy_out(pin, dev, own),
+                    cuda.copy_in(dev, pin, own),
+                    cuda.launch(&FILL, Grid::row(1, 1), &args, own),
+                    cuda.capturing(own).map(drop),
+                    cuda.sync(),
+                    fence.done(event).map(drop),
+                    pinner.unregister(b.host),
+                    // SAFETY: refused, so nothing is page-locked.
+                    unsafe { pinner.register(b.spare.at(), Bytes(4096)) }.map(drop),
+                    Cuda::open(0).map(drop),
+                    Cuda::open(1).map(drop),
+                    Cuda::count().map(drop),
+                ];
+                for (index, refusal) in refusals.into_iter().enumerate() {
+                    let error = refusal.unwrap_err();
+                    assert_eq!(error.misuse(), Some(Misuse::Forked), "{index}: {error}");
+                }
+                drop((b, fence, pinner));
+                assert_eq!(names(), [""; 0], "the child called the parent's driver");
+            });
+            assert_eq!(code, 0, "the child's own words are above");
+            let mut b = bench.into_inner().unwrap().unwrap();
+            b.cuda.copy_out(b.pinned(), b.device(), b.own).unwrap();
+            assert!(b.cuda.query(b.event, Site::Outside).unwrap());
+            b.close();
+            assert_eq!(alive().holds, 0);
+        },
+    );
 }
 
-story! {
-    fn a_child_forked_before_the_driver_was_started_may_start_it("") {
+#[test]
+fn a_child_forked_before_the_driver_was_started_may_start_it() {
+    story(name_of!(a_child_forked_before_the_driver_was_started_may_start_it), "", || {
         assert_eq!(forked(|| drop(Cuda::open(0).unwrap())), 0);
         Cuda::open(0).unwrap().create_stream().unwrap();
-    }
+    });
 }
 
 /// Everything of a device that a program may still hold when its exit hooks run.
@@ -158,8 +163,9 @@ fn a_program_that_exits_with_a_device_open_keeps_its_exit_code() {
     assert_eq!(output.status.code(), Some(3), "{}", text(&output));
 }
 
-story! {
-    fn a_device_moves_between_threads_and_dies_with_one("") {
+#[test]
+fn a_device_moves_between_threads_and_dies_with_one() {
+    story(name_of!(a_device_moves_between_threads_and_dies_with_one), "", || {
         thread_local! {
             static LOCAL: Mutex<Option<Cuda>> = const { Mutex::new(None) };
         }
@@ -168,10 +174,13 @@ story! {
         let event = b.event;
         std::thread::scope(|scope| {
             let (b, fence) = (&mut b, &fence);
-            scope.spawn(move || {
-                b.cuda.copy_in(b.device(), b.pinned(), b.own).unwrap();
-                b.cuda.record(event, b.own).unwrap();
-            }).join().unwrap();
+            scope
+                .spawn(move || {
+                    b.cuda.copy_in(b.device(), b.pinned(), b.own).unwrap();
+                    b.cuda.record(event, b.own).unwrap();
+                })
+                .join()
+                .unwrap();
             scope.spawn(move || assert!(fence.done(event).unwrap())).join().unwrap();
         });
         let Bench { cuda, host, .. } = b;
@@ -179,17 +188,19 @@ story! {
         std::thread::spawn(move || {
             pinner.unregister(host).unwrap();
             LOCAL.with(|local| *local.lock().unwrap() = Some(cuda));
-        }).join().unwrap();
+        })
+        .join()
+        .unwrap();
         let before = alive();
-        assert_eq!((before.streams, before.events, before.pinned), (1, 3, 0), "the lent one is left");
+        assert_eq!(
+            (before.streams, before.events, before.pinned),
+            (1, 3, 0),
+            "the lent one is left"
+        );
         assert!(fence.done(event).unwrap(), "a fence outlives the device's owner");
         drop(fence);
         assert_eq!(alive(), Alive { streams: 1, memory: 1, ..Alive::default() });
-        let leftover: unsafe extern "C" fn(u64) -> u32 = function("cuMemHostUnregister");
-        set_current(primary(0));
-        // SAFETY: the fake takes any number.
-        assert_eq!(unsafe { leftover(PinnedPtr::default().0) }, 713);
-    }
+    });
 }
 
 #[test]

@@ -3,13 +3,13 @@
 
 use crate::bench::{Bench, FILL, device, pinned};
 use crate::fake::{
-    Alive, Pages, alive, calls, foreign_stream, function, mode, names, primary, script, story,
+    Alive, Pages, alive, calls, foreign_stream, function, mode, name_of, names, primary, script,
+    story,
 };
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Arg, Backend, Cost, Grid, Kernel, Timing};
 use lightering::trace::{Actor, Site};
-use lightering::{Bytes, DevicePtr, Kind, Misuse, PinnedPtr, Result};
-use std::ptr::NonNull;
+use lightering::{Bytes, Kind, Misuse, PinnedPtr, Result};
 use std::time::Duration;
 
 #[track_caller]
@@ -30,8 +30,9 @@ fn acts() -> Vec<String> {
     names().into_iter().filter(|name| !asks.contains(&name.as_str())).collect()
 }
 
-story! {
-    fn an_event_never_recorded_does_not_pass_for_done("") {
+#[test]
+fn an_event_never_recorded_does_not_pass_for_done() {
+    story(name_of!(an_event_never_recorded_does_not_pass_for_done), "", || {
         let mut b = Bench::new(0);
         let fresh = b.cuda.create_event(Timing::On).unwrap();
         calls();
@@ -47,33 +48,39 @@ story! {
         b.cuda.record(fresh, b.own).unwrap();
         assert!(b.cuda.query(fresh, Site::Outside).unwrap());
         b.close();
-    }
+    });
 }
 
-story! {
-    fn a_handle_of_another_backend_or_of_a_thing_that_is_gone_is_refused("devices:2") {
-        let (mut b, mut other, mut twin) = (Bench::new(0), Bench::new(1), Cuda::open(0).unwrap());
-        let (own, event) = (b.own, b.event);
-        refused(other.cuda.record(event, other.own), Misuse::Foreign);
-        refused(other.cuda.wait(own, other.event, Site::Outside), Misuse::Foreign);
-        refused(other.cuda.fence().done(event), Misuse::Foreign);
-        refused(other.cuda.raw_stream(own), Misuse::Foreign);
-        refused(twin.query(event, Site::Outside), Misuse::Foreign);
-        refused(twin.note(Actor::Stream(own), &[]), Misuse::Foreign);
-        refused(b.cuda.free_device(other.at, own), Misuse::Stale);
-        b.cuda.close_event(event).unwrap();
-        b.cuda.close_stream(own).unwrap();
-        calls();
-        refused(b.cuda.close_event(event), Misuse::Stale);
-        refused(b.cuda.close_stream(own), Misuse::Stale);
-        refused(b.cuda.record(b.timed[0], own), Misuse::Stale);
-        refused(b.cuda.record(event, b.lent), Misuse::Stale);
-        refused(b.cuda.alloc_device(Bytes(1), own), Misuse::Stale);
-        refused(b.cuda.capturing(own), Misuse::Stale);
-        assert_eq!(acts(), [""; 0]);
-        b.close();
-        other.close();
-    }
+#[test]
+fn a_handle_of_another_backend_or_of_a_thing_that_is_gone_is_refused() {
+    story(
+        name_of!(a_handle_of_another_backend_or_of_a_thing_that_is_gone_is_refused),
+        "devices:2",
+        || {
+            let (mut b, mut other, mut twin) =
+                (Bench::new(0), Bench::new(1), Cuda::open(0).unwrap());
+            let (own, event) = (b.own, b.event);
+            refused(other.cuda.record(event, other.own), Misuse::Foreign);
+            refused(other.cuda.wait(own, other.event, Site::Outside), Misuse::Foreign);
+            refused(other.cuda.fence().done(event), Misuse::Foreign);
+            refused(other.cuda.raw_stream(own), Misuse::Foreign);
+            refused(twin.query(event, Site::Outside), Misuse::Foreign);
+            refused(twin.note(Actor::Stream(own), &[]), Misuse::Foreign);
+            refused(b.cuda.free_device(other.at, own), Misuse::Stale);
+            b.cuda.close_event(event).unwrap();
+            b.cuda.close_stream(own).unwrap();
+            calls();
+            refused(b.cuda.close_event(event), Misuse::Stale);
+            refused(b.cuda.close_stream(own), Misuse::Stale);
+            refused(b.cuda.record(b.timed[0], own), Misuse::Stale);
+            refused(b.cuda.record(event, b.lent), Misuse::Stale);
+            refused(b.cuda.alloc_device(Bytes(1), own), Misuse::Stale);
+            refused(b.cuda.capturing(own), Misuse::Stale);
+            assert_eq!(acts(), [""; 0]);
+            b.close();
+            other.close();
+        },
+    );
 }
 
 /// Everything that enqueues on a stream, as results.
@@ -92,15 +99,17 @@ fn enqueue_all(b: &mut Bench, on: lightering::StreamId) -> Vec<(&'static str, Re
     ]
 }
 
-story! {
-    fn nothing_of_ours_gets_into_somebodys_graph("") {
+#[test]
+fn nothing_of_ours_gets_into_somebodys_graph() {
+    story(name_of!(nothing_of_ours_gets_into_somebodys_graph), "", || {
         let mut b = Bench::new(0);
         let legacy = b.cuda.adopt_stream(0).unwrap();
-        let lent = b.lent;
+        let (lent, own) = (b.lent, b.own);
         // Captured; captured and already invalid; the legacy stream while another is captured.
         for (on, text) in [
             (lent, format!("capture:{}:1", b.raw(lent))),
             (lent, format!("capture:{}:2", b.raw(lent))),
+            (own, format!("capture:{}:1", b.raw(own))), // its raw handle was asked for
             (legacy, "fail:cuStreamIsCapturing:0:906".to_owned()),
         ] {
             script(&text);
@@ -118,27 +127,36 @@ story! {
             result.expect(op);
         }
         b.close();
-    }
+    });
 }
 
-story! {
-    fn a_capture_elsewhere_is_not_ended_by_our_housekeeping("others-capture") {
+#[test]
+fn a_capture_elsewhere_is_not_ended_by_our_housekeeping() {
+    story(name_of!(a_capture_elsewhere_is_not_ended_by_our_housekeeping), "others-capture", || {
         // The fake refuses calls that are unsafe in a capture, unless made in relaxed mode.
         let mut b = Bench::new(0);
         assert!(b.cuda.query(b.event, Site::Outside).unwrap());
         assert!(b.cuda.fence().done(b.event).unwrap());
-        b.cuda.launch(&FILL, Grid::row(1, 1), &[Arg::Write(b.device()), Arg::U32(0), Arg::U32(0)], b.own).unwrap();
+        b.cuda
+            .launch(
+                &FILL,
+                Grid::row(1, 1),
+                &[Arg::Write(b.device()), Arg::U32(0), Arg::U32(0)],
+                b.own,
+            )
+            .unwrap();
         assert_eq!(mode(), 0, "the thread's own mode is put back");
         let plain: unsafe extern "C" fn(u64) -> u32 = function("cuMemHostUnregister");
         crate::fake::set_current(primary(0));
         // SAFETY: the fake refuses before it looks.
         assert_eq!(unsafe { plain(b.host.0) }, 900, "and a plain call would have been refused");
         b.close();
-    }
+    });
 }
 
-story! {
-    fn a_per_thread_stream_serves_its_own_thread_only("") {
+#[test]
+fn a_per_thread_stream_serves_its_own_thread_only() {
+    story(name_of!(a_per_thread_stream_serves_its_own_thread_only), "", || {
         let mut b = Bench::new(0);
         let mine = b.cuda.adopt_stream(2).unwrap();
         for (op, result) in enqueue_all(&mut b, mine) {
@@ -161,37 +179,43 @@ story! {
             });
         });
         b.close();
-    }
+    });
 }
 
-story! {
-    fn a_stream_of_another_context_is_refused_and_a_borrowed_one_outlives_us("devices:2") {
-        let mut cuda = Cuda::open(0).unwrap();
-        refused(cuda.adopt_stream(foreign_stream(primary(1))), Misuse::WrongDevice);
-        refused(cuda.adopt_stream(foreign_stream(0xC0FFEE)), Misuse::WrongDevice);
-        let raw = foreign_stream(primary(0));
-        calls();
-        for special in [0, 1, 2] {
-            let stream = cuda.adopt_stream(special).unwrap();
-            assert_eq!(cuda.raw_stream(stream).unwrap(), special);
-        }
-        assert_eq!(acts(), [""; 0], "there is nothing to ask about these three");
-        let borrowed = cuda.adopt_stream(raw).unwrap();
-        let created = cuda.create_stream().unwrap();
-        assert_eq!(cuda.raw_stream(borrowed).unwrap(), raw);
-        assert_ne!(cuda.raw_stream(created).unwrap(), raw);
-        assert_eq!(alive().streams, 4);
-        drop(cuda);
-        assert_eq!(alive(), Alive { streams: 3, ..Alive::default() }, "only ours is destroyed");
-    }
+#[test]
+fn a_stream_of_another_context_is_refused_and_a_borrowed_one_outlives_us() {
+    story(
+        name_of!(a_stream_of_another_context_is_refused_and_a_borrowed_one_outlives_us),
+        "devices:2",
+        || {
+            let mut cuda = Cuda::open(0).unwrap();
+            refused(cuda.adopt_stream(foreign_stream(primary(1))), Misuse::WrongDevice);
+            refused(cuda.adopt_stream(foreign_stream(0xC0FFEE)), Misuse::WrongDevice);
+            let raw = foreign_stream(primary(0));
+            calls();
+            for special in [0, 1, 2] {
+                let stream = cuda.adopt_stream(special).unwrap();
+                assert_eq!(cuda.raw_stream(stream).unwrap(), special);
+            }
+            assert_eq!(acts(), [""; 0], "there is nothing to ask about these three");
+            let borrowed = cuda.adopt_stream(raw).unwrap();
+            let created = cuda.create_stream().unwrap();
+            assert_eq!(cuda.raw_stream(borrowed).unwrap(), raw);
+            assert_ne!(cuda.raw_stream(created).unwrap(), raw);
+            assert_eq!(alive().streams, 4);
+            drop(cuda);
+            assert_eq!(alive(), Alive { streams: 3, ..Alive::default() }, "only ours is destroyed");
+        },
+    );
 }
 
-story! {
-    fn no_copy_runs_outside_one_registration("") {
+#[test]
+fn no_copy_runs_outside_one_registration() {
+    story(name_of!(no_copy_runs_outside_one_registration), "", || {
         let mut b = Bench::new(0);
         let pages = Pages::new(3 * 4096);
         let pinner = b.cuda.pinner();
-        let first = NonNull::from(pages.at());
+        let first = pages.at();
         // SAFETY: `pages` outlives both registrations; the third page is never registered.
         let (low, high) = unsafe {
             let second = first.add(4096);
@@ -223,11 +247,12 @@ story! {
         refused(b.cuda.copy_in(device(at, 1), pinned(high.0, 1), b.own), Misuse::OutOfRange);
         pinner.unregister(low).unwrap();
         b.close();
-    }
+    });
 }
 
-story! {
-    fn a_registration_that_fails_leaves_nothing_page_locked("") {
+#[test]
+fn a_registration_that_fails_leaves_nothing_page_locked() {
+    story(name_of!(a_registration_that_fails_leaves_nothing_page_locked), "", || {
         let cuda = Cuda::open(0).unwrap();
         let (pinner, pages) = (cuda.pinner(), Pages::new(8192));
         // SAFETY: `pages` outlives every registration made here.
@@ -238,7 +263,8 @@ story! {
         refused(register(0, pinner.registration_max().0 + 1), Misuse::TooLarge);
         calls();
         let at = register(0, 4096).unwrap();
-        let made: Vec<_> = calls().into_iter().filter(|call| call.name.contains("MemHost")).collect();
+        let made: Vec<_> =
+            calls().into_iter().filter(|call| call.name.contains("MemHost")).collect();
         assert_eq!(made[0].args, [at.0, 4096, 3], "portable and mapped, and nothing else");
         refused(register(4095, 2), Misuse::Overlap);
         refused(register(0, 4096), Misuse::Overlap);
@@ -261,21 +287,23 @@ story! {
         refused(pinner.unregister(at), Misuse::Stale);
         refused(pinner.unregister(PinnedPtr(at.0 + 1)), Misuse::Stale);
         assert_eq!(alive().pinned, 0);
-    }
+    });
 }
 
-story! {
-    fn a_length_that_cannot_be_is_refused_before_the_driver_is_asked("") {
+#[test]
+fn a_length_that_cannot_be_is_refused_before_the_driver_is_asked() {
+    story(name_of!(a_length_that_cannot_be_is_refused_before_the_driver_is_asked), "", || {
         let mut b = Bench::new(0);
         refused(b.cuda.alloc_device(Bytes(0), b.own), Misuse::Empty);
         refused(b.cuda.alloc_device(Bytes(u64::MAX), b.own), Misuse::TooLarge);
         assert_eq!(calls(), []);
         b.close();
-    }
+    });
 }
 
-story! {
-    fn a_kernel_that_cannot_run_is_named_with_the_reason("") {
+#[test]
+fn a_kernel_that_cannot_run_is_named_with_the_reason() {
+    story(name_of!(a_kernel_that_cannot_run_is_named_with_the_reason), "", || {
         static HOST_ONLY: Kernel = Kernel { name: "host", ptx: None, ..BAD };
         static BAD: Kernel =
             Kernel { name: "bad", ptx: Some("gibberish"), host: None, cost: Cost::of_bytes };
@@ -297,11 +325,12 @@ story! {
         refused(b.cuda.launch(&FILL, Grid::row(1, 1), &many, b.own), Misuse::BadKernel);
         assert!(!acts().contains(&"cuLaunchKernel".to_owned()));
         b.close();
-    }
+    });
 }
 
-story! {
-    fn time_is_read_only_between_events_made_for_it("") {
+#[test]
+fn time_is_read_only_between_events_made_for_it() {
+    story(name_of!(time_is_read_only_between_events_made_for_it), "", || {
         let mut b = Bench::new(0);
         let [from, to] = b.timed;
         refused(b.cuda.elapsed(b.event, to), Misuse::BadValue);
@@ -310,11 +339,12 @@ story! {
         script("fail:cuEventElapsedTime:0:600");
         assert_eq!(b.cuda.elapsed(from, to).unwrap_err().kind(), Kind::Busy);
         b.close();
-    }
+    });
 }
 
-story! {
-    fn the_tables_of_handles_have_a_bound("") {
+#[test]
+fn the_tables_of_handles_have_a_bound() {
+    story(name_of!(the_tables_of_handles_have_a_bound), "", || {
         let mut cuda = Cuda::open(0).unwrap();
         let mut last = cuda.create_stream().unwrap();
         let error = loop {
@@ -329,6 +359,5 @@ story! {
         cuda.create_stream().unwrap();
         drop(cuda);
         assert_eq!(alive(), Alive::default());
-        assert_eq!(DevicePtr::default().0, 0);
-    }
+    });
 }

@@ -1,23 +1,38 @@
-//! A verb that asks the driver for more, less or something else than the seam promises: the calls of
-//! each verb are compared one by one, with the handles and flags they carry.
+//! A verb that asks the driver for more, less or something else than the seam promises: the calls
+//! of each verb are compared one by one, with the handles and flags they carry.
 
 use crate::bench::{Bench, FILL};
-use crate::fake::{Alive, alive, calls, current, mode, names, primary, script, set_current, story};
+use crate::fake::{
+    Alive, alive, calls, current, mode, name_of, names, primary, script, set_current, story,
+};
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Arg, Backend, Grid, Kernel, Memory, Timing};
 use lightering::trace::{Actor, Site};
 use lightering::{Bytes, DevicePtr, EventId, Kind, Misuse};
 
-story! {
-    fn opening_takes_one_hold_and_the_last_drop_gives_it_back("") {
+#[test]
+fn opening_takes_one_hold_and_the_last_drop_gives_it_back() {
+    story(name_of!(opening_takes_one_hold_and_the_last_drop_gives_it_back), "", || {
         let first = Cuda::open(0).unwrap();
-        assert_eq!(names(), [
-            "cuDriverGetVersion", "cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName",
-            "cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuDeviceGetAttribute",
-            "cuDevicePrimaryCtxRetain",
-        ]);
+        assert_eq!(
+            names(),
+            [
+                "cuDriverGetVersion",
+                "cuInit",
+                "cuDeviceGetCount",
+                "cuDeviceGet",
+                "cuDeviceGetName",
+                "cuDeviceTotalMem_v2",
+                "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
+                "cuDevicePrimaryCtxRetain",
+            ]
+        );
         let about = first.about();
-        assert_eq!((about.name.as_str(), about.driver, about.memory), ("Fake 0", 13_000, Bytes::gib(1)));
+        assert_eq!(
+            (about.name.as_str(), about.driver, about.memory),
+            ("Fake 0", 13_000, Bytes::gib(1))
+        );
         let second = Cuda::open(0).unwrap();
         assert_eq!(names(), ["cuDeviceGetCount"], "two of one device share its context");
         let fence = second.fence();
@@ -26,79 +41,88 @@ story! {
         drop(fence);
         assert_eq!(alive(), Alive::default());
         assert_eq!(Cuda::open(0).unwrap().about(), about, "and it can be taken again");
-    }
+    });
 }
 
-story! {
-    fn each_verb_makes_its_calls_and_no_others("") {
+/// Runs a verb, and compares its calls with those expected: behind a look at the current context,
+/// and within the thread's relaxed mode where they start with "relaxed".
+#[track_caller]
+fn check(cuda: &mut Cuda, what: &str, verb: &mut dyn FnMut(&mut Cuda), expected: &[&str]) {
+    calls();
+    verb(cuda);
+    let mode = "cuThreadExchangeStreamCaptureMode";
+    let mut all = vec!["cuCtxGetCurrent"];
+    match expected.strip_prefix(&["relaxed"]) {
+        Some(inner) => all.extend([&[mode], inner, &[mode]].concat()),
+        None => all.extend(expected),
+    }
+    assert_eq!(names(), all, "{what}");
+}
+
+#[test]
+fn each_verb_of_order_makes_its_calls_and_no_others() {
+    story(name_of!(each_verb_of_order_makes_its_calls_and_no_others), "", || {
+        let Bench { mut cuda, own, lent, event, timed: [from, to], .. } = Bench::new(0);
+        set_current(primary(0));
+        let c = &mut cuda;
+        let asks = "cuStreamIsCapturing";
+        check(c, "record", &mut |c| c.record(event, own).unwrap(), &["cuEventRecord"]);
+        let mut record = |c: &mut Cuda| c.record(event, lent).unwrap();
+        check(c, "record on a lent stream", &mut record, &[asks, "cuEventRecord"]);
+        let mut wait = |c: &mut Cuda| c.wait(own, event, Site::Outside).unwrap();
+        check(c, "wait", &mut wait, &["cuStreamWaitEvent"]);
+        let mut query = |c: &mut Cuda| assert!(c.query(event, Site::Outside).unwrap());
+        check(c, "query", &mut query, &["relaxed", "cuEventQuery"]);
+        let mut fence = |c: &mut Cuda| assert!(c.fence().done(event).unwrap());
+        check(c, "fence", &mut fence, &["relaxed", "cuEventQuery"]);
+        let mut elapsed = |c: &mut Cuda| assert!(c.elapsed(from, to).is_ok());
+        check(c, "elapsed", &mut elapsed, &["relaxed", "cuEventElapsedTime"]);
+        check(c, "capturing", &mut |c| assert!(!c.capturing(own).unwrap()), &[asks]);
+        check(c, "sync", &mut |c| c.sync().unwrap(), &["cuCtxSynchronize"]);
+        let mut close = |c: &mut Cuda| c.close_event(event).unwrap();
+        check(c, "close_event", &mut close, &["relaxed", "cuEventDestroy_v2"]);
+        let mut close = |c: &mut Cuda| c.close_stream(own).unwrap();
+        check(c, "close_stream", &mut close, &["relaxed", "cuStreamDestroy_v2"]);
+        check(c, "close of a lent stream", &mut |c| c.close_stream(lent).unwrap(), &["relaxed"]);
+    });
+}
+
+#[test]
+fn each_verb_of_memory_makes_its_calls_and_no_others() {
+    story(name_of!(each_verb_of_memory_makes_its_calls_and_no_others), "", || {
         let mut b = Bench::new(0);
         set_current(primary(0));
-        let (own, lent, event, [from, to]) = (b.own, b.lent, b.event, b.timed);
-        let (dev, pin, host) = (b.device(), b.pinned(), b.host);
-        let asks = ["cuCtxGetCurrent", "cuStreamIsCapturing"];
-        let mut check = |what: &str, verb: &mut dyn FnMut(&mut Cuda), expected: &[&str]| {
-            calls();
-            verb(&mut b.cuda);
-            let relaxed = ["cuThreadExchangeStreamCaptureMode"];
-            let (mut all, inner) = (vec!["cuCtxGetCurrent"], expected.strip_prefix(&["relaxed"]));
-            match inner {
-                Some(inner) => all.extend([&relaxed, inner, &relaxed].concat()),
-                None => all.extend(expected),
-            }
-            assert_eq!(names(), all, "{what}");
-        };
-        check("record", &mut |c| c.record(event, own).unwrap(), &["cuEventRecord"]);
-        check("record on a lent stream", &mut |c| c.record(event, lent).unwrap(), &[
-            asks[1], "cuEventRecord",
-        ]);
-        check("wait", &mut |c| c.wait(own, event, Site::Outside).unwrap(), &["cuStreamWaitEvent"]);
-        check("query", &mut |c| assert!(c.query(event, Site::Outside).unwrap()), &[
-            "relaxed", "cuEventQuery",
-        ]);
-        check("fence", &mut |c| assert!(c.fence().done(event).unwrap()), &[
-            "relaxed", "cuEventQuery",
-        ]);
-        check("elapsed", &mut |c| assert!(c.elapsed(from, to).is_ok()), &[
-            "relaxed", "cuEventElapsedTime",
-        ]);
-        check("copy_out", &mut |c| c.copy_out(pin, dev, own).unwrap(), &["cuMemcpyDtoHAsync_v2"]);
-        check("copy_in", &mut |c| c.copy_in(dev, pin, lent).unwrap(), &[
-            asks[1], "cuMemcpyHtoDAsync_v2",
-        ]);
-        check("memory", &mut |c| assert!(c.memory().is_ok()), &["relaxed", "cuMemGetInfo_v2"]);
-        check("capturing", &mut |c| assert!(!c.capturing(own).unwrap()), &[asks[1]]);
-        check("sync", &mut |c| c.sync().unwrap(), &["cuCtxSynchronize"]);
+        let (dev, pin, own, lent, host) = (b.device(), b.pinned(), b.own, b.lent, b.host);
+        let c = &mut b.cuda;
+        let mut copy = |c: &mut Cuda| c.copy_out(pin, dev, own).unwrap();
+        check(c, "copy_out", &mut copy, &["cuMemcpyDtoHAsync_v2"]);
+        let mut copy = |c: &mut Cuda| c.copy_in(dev, pin, lent).unwrap();
+        check(c, "copy_in", &mut copy, &["cuStreamIsCapturing", "cuMemcpyHtoDAsync_v2"]);
+        let mut memory = |c: &mut Cuda| assert!(c.memory().is_ok());
+        check(c, "memory", &mut memory, &["relaxed", "cuMemGetInfo_v2"]);
         let mut made = Vec::new();
-        check("alloc", &mut |c| made.push(c.alloc_device(Bytes(4), own).unwrap()), &[
-            "relaxed", "cuMemAllocFromPoolAsync",
-        ]);
-        check("free", &mut |c| c.free_device(made[0], own).unwrap(), &["relaxed", "cuMemFreeAsync"]);
+        let mut alloc = |c: &mut Cuda| made.push(c.alloc_device(Bytes(4), own).unwrap());
+        check(c, "alloc", &mut alloc, &["relaxed", "cuMemAllocFromPoolAsync"]);
+        let mut free = |c: &mut Cuda| c.free_device(made[0], own).unwrap();
+        check(c, "free", &mut free, &["relaxed", "cuMemFreeAsync"]);
         let args = [Arg::Write(dev), Arg::U32(7), Arg::U32(2048)];
         let mut launch = |c: &mut Cuda| c.launch(&FILL, Grid::row(8, 256), &args, own).unwrap();
-        check("first launch", &mut launch, &[
-            "relaxed", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuLaunchKernel",
-        ]);
-        check("launch", &mut launch, &["relaxed", "cuLaunchKernel"]);
-        check("unregister", &mut |c| c.pinner().unregister(host).unwrap(), &[
-            "relaxed", "cuMemHostUnregister",
-        ]);
-        check("close_event", &mut |c| c.close_event(event).unwrap(), &[
-            "relaxed", "cuEventDestroy_v2",
-        ]);
-        check("close_stream", &mut |c| c.close_stream(own).unwrap(), &[
-            "relaxed", "cuStreamDestroy_v2",
-        ]);
-        check("close of a lent stream", &mut |c| c.close_stream(lent).unwrap(), &["relaxed"]);
-        let before = calls().len();
-        b.cuda.reset_peak();
-        b.cuda.note(Actor::Host, &[]).unwrap();
-        let _ = (b.cuda.about(), b.cuda.pinner().registration_max());
-        assert_eq!((before, calls().len()), (0, 0), "these ask the driver nothing");
-    }
+        let loads = ["relaxed", "cuModuleLoadDataEx", "cuModuleGetFunction", "cuLaunchKernel"];
+        check(c, "first launch", &mut launch, &loads);
+        check(c, "launch", &mut launch, &["relaxed", "cuLaunchKernel"]);
+        let mut unregister = |c: &mut Cuda| c.pinner().unregister(host).unwrap();
+        check(c, "unregister", &mut unregister, &["relaxed", "cuMemHostUnregister"]);
+        calls();
+        c.reset_peak();
+        c.note(Actor::Host, &[]).unwrap();
+        let _ = (c.about(), c.pinner().registration_max());
+        assert_eq!(names(), [""; 0], "these ask the driver nothing");
+    });
 }
 
-story! {
-    fn the_callers_context_is_put_back_after_every_verb("devices:2") {
+#[test]
+fn the_callers_context_is_put_back_after_every_verb() {
+    story(name_of!(the_callers_context_is_put_back_after_every_verb), "devices:2", || {
         let mut b = Bench::new(1);
         for before in [0, primary(0), primary(1)] {
             set_current(before);
@@ -118,11 +142,12 @@ story! {
         }
         b.close();
         assert_eq!(current(), primary(1));
-    }
+    });
 }
 
-story! {
-    fn streams_are_non_blocking_and_events_without_timing("") {
+#[test]
+fn streams_are_non_blocking_and_events_without_timing() {
+    story(name_of!(streams_are_non_blocking_and_events_without_timing), "", || {
         let mut cuda = Cuda::open(0).unwrap();
         calls();
         cuda.create_stream().unwrap();
@@ -135,11 +160,12 @@ story! {
             .collect();
         let expected = [("cuStreamCreate", 1), ("cuEventCreate", 2), ("cuEventCreate", 0)];
         assert_eq!(flags, expected.map(|(name, flags)| (name.to_owned(), flags)));
-    }
+    });
 }
 
-story! {
-    fn handles_reach_the_driver_in_the_right_places("") {
+#[test]
+fn handles_reach_the_driver_in_the_right_places() {
+    story(name_of!(handles_reach_the_driver_in_the_right_places), "", || {
         let mut b = Bench::new(0);
         let (own, lent) = (b.raw(b.own), b.raw(b.lent));
         let (dev, pin) = (b.device(), b.pinned());
@@ -156,11 +182,12 @@ story! {
         assert_eq!(args("cuEventRecord"), [event, own]);
         assert_eq!(args("cuStreamWaitEvent"), [lent, event, 0]);
         b.close();
-    }
+    });
 }
 
-story! {
-    fn a_kernel_gets_its_arguments_and_its_module_is_loaded_once("") {
+#[test]
+fn a_kernel_gets_its_arguments_and_its_module_is_loaded_once() {
+    story(name_of!(a_kernel_gets_its_arguments_and_its_module_is_loaded_once), "", || {
         static OTHER: Kernel = Kernel { name: "other", ptx: FILL.ptx, host: None, cost: FILL.cost };
         let mut b = Bench::new(0);
         let (dev, pin, own) = (b.device(), b.pinned(), b.own);
@@ -179,11 +206,12 @@ story! {
         let word = 0xABCD_0123_u32.to_le_bytes();
         assert!(b.pages.bytes().chunks(4).all(|bytes| bytes == word));
         b.close();
-    }
+    });
 }
 
-story! {
-    fn out_of_memory_is_tried_once_more_with_the_pools_bytes_given_back("") {
+#[test]
+fn out_of_memory_is_tried_once_more_with_the_pools_bytes_given_back() {
+    story(name_of!(out_of_memory_is_tried_once_more_with_the_pools_bytes_given_back), "", || {
         let mut b = Bench::new(0);
         script("fail:cuMemAllocFromPoolAsync:1:2");
         calls();
@@ -197,11 +225,12 @@ story! {
         script("");
         b.cuda.free_device(at, b.own).unwrap();
         b.close();
-    }
+    });
 }
 
-story! {
-    fn the_account_of_device_memory_follows_every_byte("memory:1048576") {
+#[test]
+fn the_account_of_device_memory_follows_every_byte() {
+    story(name_of!(the_account_of_device_memory_follows_every_byte), "memory:1048576", || {
         let mut cuda = Cuda::open(0).unwrap();
         let stream = cuda.create_stream().unwrap();
         let memory = |cuda: &mut Cuda| {
@@ -211,7 +240,10 @@ story! {
         assert_eq!(memory(&mut cuda), [1 << 20, 1 << 20, 0, 0]);
         let big = cuda.alloc_device(Bytes(1 << 19), stream).unwrap();
         let small = cuda.alloc_device(Bytes(100), stream).unwrap();
-        assert_eq!(cuda.alloc_device(Bytes(1 << 20), stream).unwrap_err().kind(), Kind::OutOfMemory);
+        assert_eq!(
+            cuda.alloc_device(Bytes(1 << 20), stream).unwrap_err().kind(),
+            Kind::OutOfMemory
+        );
         cuda.free_device(big, stream).unwrap();
         let whole = 1 << 20;
         assert_eq!(memory(&mut cuda), [whole - 100, whole, 100, (1 << 19) + 100]);
@@ -225,11 +257,12 @@ story! {
         assert_eq!(memory(&mut cuda)[2..], [0, 100]);
         drop(cuda);
         assert_eq!(alive(), Alive::default());
-    }
+    });
 }
 
-story! {
-    fn a_device_without_pools_frees_only_when_it_is_idle("pools:0") {
+#[test]
+fn a_device_without_pools_frees_only_when_it_is_idle() {
+    story(name_of!(a_device_without_pools_frees_only_when_it_is_idle), "pools:0", || {
         let mut cuda = Cuda::open(0).unwrap();
         let stream = cuda.create_stream().unwrap();
         set_current(primary(0));
@@ -237,7 +270,10 @@ story! {
         let at = cuda.alloc_device(Bytes(64), stream).unwrap();
         cuda.free_device(at, stream).unwrap();
         let all = names();
-        let inner: Vec<_> = all.iter().filter(|name| name.starts_with("cuMem") || name.ends_with("Synchronize")).collect();
+        let inner: Vec<_> = all
+            .iter()
+            .filter(|name| name.starts_with("cuMem") || name.ends_with("Synchronize"))
+            .collect();
         assert_eq!(inner, ["cuMemAlloc_v2", "cuCtxSynchronize", "cuMemFree_v2"]);
-    }
+    });
 }

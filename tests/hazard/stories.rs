@@ -3,7 +3,7 @@
 //! Stream 0 is the compute stream, 1 the lane out, 2 the lane in.
 
 use crate::script::{Script, device, event, pinned, stream, uses};
-use lightering::hazard::{Hazard, Kind};
+use lightering::hazard::{Checker, Hazard, Kind};
 use lightering::trace::{Access, Actor, Op};
 use lightering::{DeviceRange, Name, PinnedRange};
 
@@ -258,6 +258,30 @@ fn the_driver_orders_its_own_reuse_and_a_framework_does_not() {
     only(&reused, Kind::WriteAfterWrite, Some(last(&dropped)), last(&reused));
     silent(&dropped.clone().edge(0, 1, 0).note(1, Access::Alloc, bytes()));
     silent(&dropped.note(0, Access::Alloc, bytes()));
+}
+
+#[test]
+fn a_release_orders_the_next_allocation_and_no_later_one() {
+    let other = device(0x5000, 8);
+    let freed = start().alloc(bytes(), 0).note(0, Access::Write, other).free(0x1000, 0);
+    let stolen = freed.alloc(bytes(), 1).note(2, Access::Alloc, bytes());
+    let kinds = stolen.note(2, Access::Read, other).kinds();
+    assert_eq!(kinds, [Kind::WriteAfterWrite, Kind::ReadAfterWrite, Kind::Leak]);
+}
+
+#[test]
+fn a_sync_waits_for_what_a_closed_stream_waited_for() {
+    let two = start().on(1).op(Op::OpenStream(stream(8))).op(Op::OpenEvent(event(9)));
+    let copied = two.copy_out(bytes(), block(), 8).record(9, 8).on(0).wait(1, 9);
+    let mut checker = Checker::new();
+    let closed = copied.op(Op::CloseStream(stream(1)));
+    closed.records.iter().for_each(|record| checker.push(record));
+    checker.tidy();
+    assert_eq!(checker.footprint().actors, 3, "the closed stream was forgotten");
+    let read = closed.op(Op::Sync).host(Access::Read, block());
+    silent(&read);
+    read.records[read.records.len() - 2..].iter().for_each(|record| checker.push(record));
+    assert_eq!(checker.hazards(), [], "and yet is waited for");
 }
 
 #[test]

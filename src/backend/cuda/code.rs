@@ -61,7 +61,7 @@ numbers! {
 ///
 /// Of the first group `cuda.h` 12.9 says that they leave "the process in an inconsistent state" and
 /// that it "must be terminated and relaunched". Of the second it does not say so, but the device's
-/// memory, its links or a kernel's own check failed: what is in memory can no longer be vouched for.
+/// memory, its links or a kernel's own check failed: nobody vouches for what is in memory now.
 /// After those of the third there is no context left to call.
 const FATAL: &[CUresult] = &[
     CUresult::CUDA_ERROR_CONTAINED,
@@ -286,4 +286,27 @@ names! {
     CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION
     CUDA_ERROR_KEY_ROTATION
     CUDA_ERROR_UNKNOWN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_nobody_described_is_fatal_and_success_is_not() {
+        assert!(!is_fatal(SUCCESS) && !is_fatal(NOT_READY) && !is_fatal(OUT_OF_MEMORY));
+        assert!(is_fatal(12_345) && is_fatal(u32::MAX) && is_fatal(UNKNOWN));
+        assert_eq!(kind(12_345), Kind::Lost);
+        assert!(!is_broken(12_345) && !is_broken(UNKNOWN) && is_broken(700));
+    }
+
+    #[test]
+    fn every_code_has_one_name() {
+        let mut codes: Vec<u32> = NAMES.iter().chain(NEWER).map(|(code, _)| *code).collect();
+        codes.sort_unstable();
+        let len = codes.len();
+        codes.dedup();
+        assert_eq!((codes.len(), len), (NAMES.len() + NEWER.len(), len));
+        assert_eq!(name(719), "CUDA_ERROR_LAUNCH_FAILED");
+    }
 }

@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   libcuda.so.1, libcuda.so -> version >= 12.0? -> every symbol there? -> fork hook -> cuInit(0)
-//!     no: Missing::Driver    no: OldDriver, Stub    no: Symbol                -> exit hook -> Driver
+//!     no: Missing::Driver    no: OldDriver, Stub    no: Symbol             -> exit hook -> Driver
 //! ```
 //!
 //! `context` opens devices with it; the files above call its functions.
@@ -26,6 +26,7 @@ use cudarc::driver::sys::{
     CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use libloading::Library;
+use std::error::Error as _;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
@@ -170,8 +171,10 @@ fn open_library() -> Result<&'static Library> {
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => {
-                let comma = if why.is_empty() { "" } else { ", " };
-                why = format!("{why}{comma}{name} did not load: {error}");
+                // The loader's own words are in the error's source.
+                let said = error.source().map(ToString::to_string).unwrap_or_default();
+                let comma = if why.is_empty() { "" } else { "; " };
+                why = format!("{why}{comma}{name}: {said}");
             }
         }
     }

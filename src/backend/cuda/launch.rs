@@ -12,8 +12,8 @@
 //!   args -> [u64; 32] cells -> [pointer; 32] -> cuLaunchKernel
 //! ```
 //!
-//! Modules are not unloaded: a kernel may be in flight when the last `Cuda` goes, and `Drop` neither
-//! waits nor guesses. Their code goes with the primary context.
+//! Modules are not unloaded: a kernel may be in flight when the last `Cuda` goes, and `Drop` does
+//! not wait or guess. Their code goes with the primary context.
 //!
 //! `Cuda` alone uses it.
 

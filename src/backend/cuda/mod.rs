@@ -18,8 +18,8 @@
 //! ```
 //!
 //! Of cudarc this uses the bindings' types, constants and signatures (compared with ours when this
-//! is compiled), and with `interop-cudarc` its streams and slices as arguments. Of its calls it uses
-//! none: they panic where the library or a function is missing, return codes as an enum that newer
+//! is compiled), and with `interop-cudarc` its streams and slices as arguments. It uses none of its
+//! calls: they panic where the library or a function is missing, return codes as an enum that newer
 //! codes do not fit, and its own tracking of streams, events and pinned slices is not what the
 //! engine's order rests on.
 //!
@@ -80,7 +80,8 @@ impl Cuda {
     /// # Errors
     /// As [`Cuda::count`]; `Unavailable(Device)` where there is no such device or it is held by
     /// another process; `OutOfMemory` where its context does not fit; `Lost` where the device was
-    /// lost to this process before; `Usage(Forked)` in a child of a process that started the driver.
+    /// lost to this process before; `Usage(Forked)` in a child of a process that started the
+    /// driver.
     pub fn open(ordinal: u32) -> Result<Cuda> {
         let context = Context::open(ordinal)?;
         let events = Arc::new(Events::new(context.clone()));

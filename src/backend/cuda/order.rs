@@ -11,7 +11,7 @@
 //! ```text
 //!   Streams: id -> { raw, Created | Borrowed | PerThread(thread) }      one Cuda's, one thread's
 //!   Events:  id -> { raw, timing, recorded? }                           shared with its fences
-//!   ready(stream): id ours? -> right thread? -> borrowed: cuStreamIsCapturing?
+//!   ready(stream): id ours? -> right thread? -> known to others: cuStreamIsCapturing?
 //! ```
 //!
 //! Raw handle 0 is the legacy default stream and 1 its explicit name; 2 is the calling thread's own
@@ -19,11 +19,11 @@
 //! default streams that has a 0 in its hands means 2. None of the three is ever taken to be ordered
 //! with our own streams: those are non-blocking.
 //!
-//! Borrowed streams are asked about capture at each use: their owner may begin one at any time, and
-//! an event recorded into a capture is no event of the outside world. Our own can only be drawn into
-//! one by somebody who was given the raw handle; then the driver refuses, with the same error.
-//! While another thread captures, a plain `cuEventQuery` fails and ends that capture; queries here
-//! are made in the thread's relaxed mode, which does neither.
+//! Streams that others can reach (borrowed ones, and ours once their raw handle was asked for) are
+//! asked about capture at each use: a capture may begin on them at any time, and an event recorded
+//! into one is no event of the outside world. While another thread captures, a plain `cuEventQuery`
+//! fails and ends that capture; queries here are made in the thread's relaxed mode, which does
+//! neither.
 //!
 //! `Cuda` uses both tables, `CudaFence` the events.
 
@@ -34,6 +34,7 @@ use crate::backend::{Fence, Timing};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{EventId, StreamId, Table};
 use cudarc::driver::sys::{CUcontext, CUevent, CUevent_flags, CUstream, CUstream_flags};
+use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -51,6 +52,8 @@ const PER_THREAD: usize = 2;
 struct Stream {
     raw: usize,
     origin: Origin,
+    /// Can somebody else reach it, and so begin a capture on it?
+    shared: Cell<bool>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -92,14 +95,15 @@ impl Streams {
     ) -> Result<CUstream> {
         let stream = self.get(id, op)?;
         let raw = stream.raw as CUstream;
-        if stream.origin != Origin::Created && is_capturing(raw, entered)? {
+        if stream.shared.get() && is_capturing(raw, entered)? {
             return Err(Error::usage(Misuse::Capturing, op));
         }
         Ok(raw)
     }
 
     fn keep(&mut self, raw: usize, origin: Origin, op: &'static str) -> Result<StreamId> {
-        let kept = self.table.insert(Stream { raw, origin });
+        let shared = Cell::new(origin != Origin::Created);
+        let kept = self.table.insert(Stream { raw, origin, shared });
         kept.map(StreamId).ok_or_else(|| full(op, "streams"))
     }
 }
@@ -301,7 +305,7 @@ impl Cuda {
         let stream = self.streams.table.get(id.0, OP)?;
         if stream.origin == Origin::Created {
             let raw = stream.raw as CUstream;
-            // SAFETY: ours, alive, and out of the table right after. Work enqueued on it still runs.
+            // SAFETY: ours, alive, out of the table right after. Work enqueued on it still runs.
             entered.check(unsafe { entered.driver().cuStreamDestroy_v2(raw) })?;
         }
         self.streams.table.remove(id.0, OP)?;
@@ -311,7 +315,9 @@ impl Cuda {
     pub(super) fn stream_handle(&self, id: StreamId) -> Result<usize> {
         const OP: &str = "raw_stream";
         self.context.check(OP)?;
-        Ok(self.streams.get(id, OP)?.raw)
+        let stream = self.streams.get(id, OP)?;
+        stream.shared.set(true);
+        Ok(stream.raw)
     }
 
     pub(super) fn enqueue_record(&mut self, event: EventId, on: StreamId) -> Result<()> {

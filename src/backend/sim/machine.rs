@@ -67,6 +67,8 @@ pub(super) struct Machine {
     pub(super) active: Vec<u32>,
     pub(super) regions: Regions,
     pub(super) users: Slab<User>,
+    /// Ops do what they say; else they only take their time.
+    pub(super) moves_bytes: bool,
     uids: u32,
 }
 
@@ -89,6 +91,10 @@ fn is_done(queues: &Slab<Queue>, mark: Mark) -> bool {
 }
 
 impl Machine {
+    pub(super) fn new(moves_bytes: bool) -> Machine {
+        Machine { moves_bytes, ..Machine::default() }
+    }
+
     pub(super) fn open_queue(&mut self, device: u32, host: bool) -> u32 {
         self.uids += 1;
         self.queues.insert(Queue::new(self.uids, device, host)) as u32
@@ -156,6 +162,22 @@ impl Machine {
         }
     }
 
+    /// Lets all recordings pass that are reached, and those reached by that.
+    pub(super) fn pass_records(&mut self, now_ns: f64) {
+        let mut index = 0;
+        while let Some(&slot) = self.active.get(index) {
+            let is_ready = self.settle(slot) == Head::Ready;
+            let head = self.queues.get(slot as usize).and_then(|queue| queue.ops.front());
+            if is_ready && matches!(head, Some(Op::Record(_))) {
+                self.finish(slot, now_ns);
+                // Others may wait for it.
+                index = 0;
+            } else {
+                index += usize::from(self.active.get(index) == Some(&slot));
+            }
+        }
+    }
+
     /// Runs the op at the head of a queue to its end.
     pub(super) fn finish(&mut self, slot: u32, now_ns: f64) {
         let queue = &mut self.queues[slot as usize];
@@ -172,14 +194,22 @@ impl Machine {
         match op {
             Op::Record(None) | Op::Wait(_) => {}
             Op::Record(Some((user, key))) => self.stamp(user, key, mark, now_ns),
-            Op::Fill(at, len, value) => at.fill(len, value),
+            Op::Fill(at, len, value) => {
+                if self.moves_bytes {
+                    at.fill(len, value);
+                }
+            }
             Op::Copy(mut copy) => {
-                copy.advance(copy.pieces_left());
+                if self.moves_bytes {
+                    copy.advance(copy.pieces_left());
+                }
                 copy.holds.iter().for_each(|region| self.regions.release(*region));
             }
             Op::Run(run) => {
                 run.holds.iter().for_each(|region| self.regions.release(*region));
-                if let Err(error) = run.run() {
+                if self.moves_bytes
+                    && let Err(error) = run.run()
+                {
                     self.device(device).broken = Some((719, error.to_string()));
                 }
             }

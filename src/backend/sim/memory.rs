@@ -3,10 +3,11 @@
 //! What it is not: an allocator (`room` is) or a mapper of pinned memory (the pinned arena is).
 //!
 //! Invariant: a region with holds is in use by queued ops and is not taken away. No reference is
-//! ever made to any of these bytes here; they are reached by pointer and length.
+//! ever made to any of these bytes here; they are reached by pointer and length. Where the world
+//! moves no bytes there are none behind a device's addresses, and no pointer is followed.
 //!
 //! ```text
-//!   1 << 60 + (d << 52) + offset   device d      -> its backing
+//!   1 << 60 + (d << 52) + offset   device d      -> its backing; itself where nothing moves
 //!   1 << 61 ...                    pinned        -> the mapping passed to `register`
 //!   below 1 << 47                  adopted       -> itself
 //! ```
@@ -73,7 +74,16 @@ impl HostPtr {
 pub(super) struct Backing {
     at: HostPtr,
     len: usize,
-    mapped: bool,
+    from: Origin,
+}
+
+/// Where a device's memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Heap,
+    Mapping,
+    /// There is none.
+    Nowhere,
 }
 
 const HEAP_BYTES_MAX: usize = 128 << 10;
@@ -90,7 +100,7 @@ impl Backing {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags)
         };
         match mapped {
-            Ok(at) => Ok(Backing { at: HostPtr(at.cast()), len, mapped: true }),
+            Ok(at) => Ok(Backing { at: HostPtr(at.cast()), len, from: Origin::Mapping }),
             Err(_) => Err(no_backing(len)),
         }
     }
@@ -102,8 +112,15 @@ impl Backing {
         if at.is_null() {
             Err(no_backing(len))
         } else {
-            Ok(Backing { at: HostPtr(at), len, mapped: false })
+            Ok(Backing { at: HostPtr(at), len, from: Origin::Heap })
         }
+    }
+
+    /// Addresses without memory, for a world that moves no bytes: overlaps still show in them, and
+    /// the processor refuses them all.
+    pub(super) fn none(device: u32) -> Backing {
+        let at = std::ptr::without_provenance_mut(device_base(device) as usize);
+        Backing { at: HostPtr(at), len: 0, from: Origin::Nowhere }
     }
 
     pub(super) fn at(&self, offset: u64) -> HostPtr {
@@ -113,13 +130,19 @@ impl Backing {
 
 impl Drop for Backing {
     fn drop(&mut self) {
-        if self.mapped {
-            // SAFETY: the mapping was made by `new` and nobody has it any more: ops go with the
-            // world. A refusal would leave it mapped, which is harmless.
-            let _ = unsafe { munmap(self.at.0.cast(), self.len) };
-        } else if let Ok(layout) = heap_layout(self.len) {
-            // SAFETY: allocated by `on_heap` with this same layout.
-            unsafe { dealloc(self.at.0, layout) }
+        match self.from {
+            Origin::Mapping => {
+                // SAFETY: the mapping was made by `new` and nobody has it any more: ops go with
+                // the world. A refusal would leave it mapped, which is harmless.
+                let _ = unsafe { munmap(self.at.0.cast(), self.len) };
+            }
+            Origin::Heap => {
+                if let Ok(layout) = heap_layout(self.len) {
+                    // SAFETY: allocated by `on_heap` with this same layout.
+                    unsafe { dealloc(self.at.0, layout) }
+                }
+            }
+            Origin::Nowhere => {}
         }
     }
 }

@@ -15,6 +15,9 @@
 //!   user verbs pin -> state -> adversary (schedule) | timing (model) -> machine: queue room memory
 //! ```
 //!
+//! A world of [`Clock::TimesOnly`] keeps time and books alone: everything above holds but that no
+//! byte moves. It tells how long a program takes on a device that is not there, however large.
+//!
 //! Devices of one world share pinned memory and the clock. Several users of one device are like
 //! several libraries in one process that share a CUDA primary context: a stream's raw handle means
 //! the same queue to all of them. Tests, examples and the adapters for plain host memory use it.
@@ -36,10 +39,13 @@
 
 mod adversary;
 mod fault;
+mod figures;
 mod launch;
 mod machine;
 mod memory;
 mod model;
+mod orders;
+mod pct;
 mod pin;
 mod queue;
 mod room;
@@ -52,6 +58,8 @@ mod verbs;
 pub use fault::{Fault, FaultPlan, Spot};
 pub use launch::Closure;
 pub use model::{Model, Slowdown};
+pub use orders::Orders;
+pub use pct::Pct;
 pub use schedule::{Call, Eager, Lazy, Random, Schedule};
 pub use user::{HOST_STREAM, Sim};
 
@@ -69,6 +77,11 @@ use std::time::Duration;
 pub enum Clock {
     /// In virtual time, after a model.
     Timed(Model),
+    /// In the same virtual time, and nothing else: what is refused, in which order work runs, what
+    /// memory it takes and when it ends are those of `Timed`, but **bytes are undefined**. No copy
+    /// moves one, no kernel's form runs (a kernel needs none), device memory takes none of the
+    /// host's, and pinned memory is mapped but never touched by the device.
+    TimesOnly(Model),
     /// In any order the contract allows, as a schedule chooses.
     Adversary(Box<dyn Schedule>),
 }
@@ -78,7 +91,8 @@ pub enum Clock {
 pub struct Config {
     /// How many devices there are.
     pub devices: u32,
-    /// Memory of each device. Costs the host what is used of it.
+    /// Memory of each device. Costs the host what is used of it; nothing under
+    /// [`Clock::TimesOnly`].
     pub device_bytes: Bytes,
     /// The most bytes one registration of pinned memory may have.
     pub registration_bytes_max: Bytes,
@@ -98,6 +112,11 @@ impl Config {
             clock: Clock::Timed(model),
             faults: FaultPlan::default(),
         }
+    }
+
+    /// The same eight devices, times only: no byte moves. See [`Clock::TimesOnly`].
+    pub fn times_only(model: Model) -> Config {
+        Config { clock: Clock::TimesOnly(model), ..Config::timed(model) }
     }
 
     /// Two small devices under the adversary that `seed` names.
@@ -166,7 +185,10 @@ impl World {
         }
         if state.machine.devices[ordinal as usize].is_none() {
             let room = Room::new(state.device_bytes);
-            let backing = Backing::new(room.size())?;
+            let backing = match state.machine.moves_bytes {
+                true => Backing::new(room.size())?,
+                false => Backing::none(ordinal),
+            };
             let fixed = [false, true].map(|host| state.machine.open_queue(ordinal, host));
             let device = Device { backing, room, fixed, broken: None, lost: None };
             state.machine.devices[ordinal as usize] = Some(device);

@@ -50,6 +50,10 @@ impl Pinner for SimPinner {
         removed
     }
 
+    fn needs_memory(&self) -> bool {
+        self.world.lock().machine.moves_bytes
+    }
+
     fn registration_max(&self) -> Bytes {
         Bytes(self.world.lock().registration_bytes_max)
     }

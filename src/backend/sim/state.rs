@@ -42,15 +42,16 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(config: Config) -> State {
+        let moves_bytes = !matches!(config.clock, Clock::TimesOnly(_));
         let time = match config.clock {
-            Clock::Timed(model) => Time::Timed(Timeline::new(model)),
+            Clock::Timed(model) | Clock::TimesOnly(model) => Time::Timed(Timeline::new(model)),
             Clock::Adversary(schedule) => Time::Adversary(Adversary::new(schedule)),
         };
         State {
             devices: config.devices,
             device_bytes: config.device_bytes.0,
             registration_bytes_max: config.registration_bytes_max.0,
-            machine: Machine::default(),
+            machine: Machine::new(moves_bytes),
             faults: Faults::new(config.faults),
             removals_refused: 0,
             time,

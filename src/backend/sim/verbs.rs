@@ -123,6 +123,7 @@ impl Backend for Sim {
             .strike(device, Spot::Alloc, None, "alloc_device")
             .map_err(|error| error.bytes(len))?;
         state.charge(|model| model.alloc_call_ns);
+        state.drift(Call::Take);
         let offset = take_room(&mut state, device, Block { len: len.0, user }, slot)?;
         let taker = &mut state.machine.users[user];
         taker.allocated += len.0;
@@ -312,7 +313,7 @@ impl Backend for Sim {
         let mut state = self.seat.lock();
         state.enter(self.seat.device, "launch")?;
         let slot = state.open_lane(self.seat.user, on, "launch")?;
-        if kernel.host.is_none() {
+        if kernel.host.is_none() && state.machine.moves_bytes {
             return Err(no_form(kernel));
         }
         let mut run = Run::new(Body::Kernel(kernel, grid), (kernel.cost)(&grid, args));
