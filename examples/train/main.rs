@@ -20,6 +20,9 @@
 mod args;
 mod blas;
 mod device;
+#[cfg(test)]
+#[path = "../../tests/emulator/mod.rs"]
+mod emulator;
 mod inputs;
 mod kernel;
 mod layout;
@@ -42,6 +45,8 @@ mod staging;
 mod tests;
 mod text;
 mod trainer;
+#[cfg(test)]
+mod twin;
 
 use args::{Command, Mode, Options};
 use inputs::{Inputs, Resident};

@@ -35,20 +35,27 @@ impl Adversary {
     /// Lets the device run a little, as the schedule likes.
     pub(super) fn pass(&mut self, machine: &mut Machine, call: Call) {
         let mut left = self.schedule.pace(call);
-        while left > 0 && self.step(machine) {
+        while left > 0 && self.step(machine, true) {
             left -= 1;
         }
     }
 
     /// Runs until the mark is done; stops early where nothing can run (a device is lost).
     pub(super) fn run_until(&mut self, machine: &mut Machine, mark: Mark) {
-        while !machine.is_done(mark) && self.step(machine) {}
+        while !machine.is_done(mark) && self.step(machine, false) {}
     }
 
-    /// One step of one stream; `false` where none can make one.
-    fn step(&mut self, machine: &mut Machine) -> bool {
+    /// One step of one stream; `false` where none can make one, or a host that `may_hold` goes on
+    /// instead.
+    fn step(&mut self, machine: &mut Machine, may_hold: bool) -> bool {
+        if self.schedule.passes_records() {
+            machine.pass_records(self.steps as f64);
+        }
         let stalled = self.gather(machine);
         if self.runnable.is_empty() && !stalled {
+            return false;
+        }
+        if may_hold && !self.runnable.is_empty() && self.schedule.holds(&self.runnable) {
             return false;
         }
         self.steps += 1;

@@ -123,6 +123,7 @@ impl Backend for Sim {
             .strike(device, Spot::Alloc, None, "alloc_device")
             .map_err(|error| error.bytes(len))?;
         state.charge(|model| model.alloc_call_ns);
+        state.drift(Call::Take);
         let offset = take_room(&mut state, device, Block { len: len.0, user }, slot)?;
         let taker = &mut state.machine.users[user];
         taker.allocated += len.0;
