@@ -47,7 +47,8 @@ impl Folder {
     fn figures(&self, more: &[&str]) -> Option<Result<String, String>> {
         let tool = root().join("tools/figures.py");
         let Ok(output) = Command::new("python3").arg(tool).arg(&self.0).args(more).output() else {
-            writeln!(std::io::stderr(), "figures: no python3 on this machine: not tried").unwrap();
+            let mut stderr = std::io::stderr();
+            writeln!(stderr, "figures: no python3 on this machine: not tried").unwrap();
             return None;
         };
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -221,8 +222,8 @@ fn a_second_session_of_a_day_replaces_what_it_measured_and_no_more() {
     said.unwrap();
     let first = folder.read("2026-12-01-h200.json");
     assert_eq!(first.len(), demanded().figures.len());
-    let again = vec![overlap("overlap", "gemm", 1, 0.5, 0.5)];
-    fs::write(folder.0.join("runs.jsonl"), again.join("\n")).unwrap();
+    let again = overlap("overlap", "gemm", 1, 0.5, 0.5);
+    fs::write(folder.0.join("runs.jsonl"), again).unwrap();
     folder.figures(&into).unwrap().unwrap();
     let both = current(&folder.read("2026-12-01-h200.json")).unwrap();
     assert_eq!((both.len(), both["overlap.gemm_over_raw"].value), (first.len(), 0.5));

@@ -162,7 +162,15 @@ fn compile() -> std::result::Result<Library, String> {
     sources.sort();
     let mut compiler = Command::new("g++");
     // Without contraction, so that sums are those of the host forms; -Wall finds what NVRTC lets by.
-    compiler.args(["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Werror"]);
+    compiler.args([
+        "-std=c++17",
+        "-O1",
+        "-ffp-contract=off",
+        "-fPIC",
+        "-shared",
+        "-Wall",
+        "-Werror",
+    ]);
     compiler.args(["-Wno-unknown-pragmas", "-Wno-unused-function", "-x", "c++", "-include"]);
     compiler.arg(here.join("emulator.h")).arg("-o").arg(&made.0);
     compiler.args(&sources).arg(here.join("emulator.cpp"));

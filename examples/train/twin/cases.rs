@@ -50,7 +50,8 @@ impl Data {
 
     /// Values of this kind from a device's bytes.
     pub(super) fn of_bytes(&self, bytes: &[u8], element: u64) -> Data {
-        let words = || bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        let words =
+            || bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
         let singles =
             || bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect();
         let halves = |x: &[u8]| wide(u16::from_le_bytes(x.try_into().unwrap()));
@@ -159,8 +160,13 @@ fn text(shape: &Shape) -> Data {
 
 /// Every kernel of the model, on those sizes.
 pub(super) fn all(tokens: u64, hidden: u64) -> Vec<Case> {
-    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| {
-        Case { name, tokens, hidden, allowed, data: Box::new(data), launch }
+    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| Case {
+        name,
+        tokens,
+        hidden,
+        allowed,
+        data: Box::new(data),
+        launch,
     };
     let mut cases = products(tokens, hidden);
     cases.extend(ends(tokens, hidden));
@@ -186,8 +192,7 @@ pub(super) fn all(tokens: u64, hidden: u64) -> Vec<Case> {
             |queue, _, at| adam::fill(queue, at[0], 0, 0.0),
         ),
         case("adam", BY_CHANCE, adam_data, |queue, shape, at| {
-            let state =
-                adam::State { grads: at[0], weights: at[1], mean: at[2], square: at[3] };
+            let state = adam::State { grads: at[0], weights: at[1], mean: at[2], square: at[3] };
             adam::adam(queue, shape, &state, 3)
         }),
         case(
@@ -244,8 +249,13 @@ fn products(tokens: u64, hidden: u64) -> Vec<Case> {
 }
 
 fn ends(tokens: u64, hidden: u64) -> Vec<Case> {
-    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| {
-        Case { name, tokens, hidden, allowed, data: Box::new(data), launch }
+    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| Case {
+        name,
+        tokens,
+        hidden,
+        allowed,
+        data: Box::new(data),
+        launch,
     };
     vec![
         case(
@@ -291,8 +301,13 @@ fn ends(tokens: u64, hidden: u64) -> Vec<Case> {
 }
 
 fn mixing(tokens: u64, hidden: u64) -> Vec<Case> {
-    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| {
-        Case { name, tokens, hidden, allowed, data: Box::new(data), launch }
+    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| Case {
+        name,
+        tokens,
+        hidden,
+        allowed,
+        data: Box::new(data),
+        launch,
     };
     vec![
         case("norm_mix", NEAREST, norm_mix_data, |queue, shape, at| {
