@@ -1,0 +1,531 @@
+//! Faults an adversarial reviewer found in the engine: each test fails until its fault is mended.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
+
+mod support;
+
+use lightering::adapter::{self, Checkpoint};
+use lightering::backend::Backend;
+use lightering::backend::sim::{Config, Eager, Fault, FaultPlan, Lazy, Model, Spot, World};
+use lightering::pinned::{PinnedPool, PoolOptions};
+use lightering::policy::Kept;
+use lightering::trace::Use;
+use lightering::{Acquire, Bytes, DevicePtr, DeviceRange, Engine, Evict, Kind, Options};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use support::{Hands, Memory, Rig, options, small_pool};
+
+const LEN: Bytes = Bytes::kib(8);
+
+fn lazy() -> Config {
+    Config::scheduled(Box::new(Lazy::default()))
+}
+
+fn ready(acquired: Acquire) -> DeviceRange {
+    match acquired {
+        Acquire::Ready(range) => range,
+        Acquire::NeedsRoom(_) => panic!("the engine owns the bytes"),
+    }
+}
+
+/// A clean eviction is ordered behind readers on its own stream only; released on another stream,
+/// the bytes are freed under the reader's kernel.
+#[test]
+fn b01_a_clean_eviction_released_on_another_stream_frees_under_its_reader() {
+    let bounds = Options { note_uses: false, unreleased_bytes_max: Bytes::mib(1), ..options() };
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), bounds, 2);
+    let (a, b) = (rig.streams[0].engine, rig.streams[1].engine);
+    let storage = rig.engine.alloc(LEN, a, "x").unwrap();
+    let range = rig.engine.range(storage.id()).unwrap();
+    rig.fill(0, range, 1);
+    rig.engine.evict(storage.id(), a).unwrap();
+    // The copy-out is done; a reader takes the eviction back.
+    rig.engine.drain().unwrap();
+    let range = match rig.engine.acquire(storage.id(), a).unwrap() {
+        Acquire::Ready(range) => range,
+        other => panic!("{other:?}"),
+    };
+    rig.check(0, range, 1, "the reader on the first stream".into());
+    assert_eq!(rig.engine.evict(storage.id(), a).unwrap(), Evict::Clean);
+    assert_eq!(rig.engine.stats().unreleased_bytes, LEN.0, "not freed yet");
+    rig.engine.release(storage, b).unwrap();
+    rig.assert_right();
+}
+
+/// An error in a handle's end is not the next verb's error, and not a leak until shutdown.
+#[test]
+fn b02_a_handle_dropped_while_its_stream_is_captured_is_freed_later_and_fails_nobody() {
+    let mut rig = Rig::adversary(1);
+    let on = rig.streams[0].engine;
+    let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+    rig.sim.inner().set_capturing(rig.streams[0].here, true).unwrap();
+    drop(storage);
+    let other = rig.engine.memory();
+    rig.sim.inner().set_capturing(rig.streams[0].here, false).unwrap();
+    assert!(other.is_ok(), "a verb that has nothing to do with it: {other:?}");
+    rig.engine.step().unwrap();
+    rig.engine.drain().unwrap();
+    assert_eq!(rig.engine.stats().storages, 0, "the dropped storage is never ended");
+    assert_eq!(rig.engine.memory().unwrap().allocated, Bytes::ZERO);
+}
+
+#[test]
+fn b03_step_goes_on_while_one_served_stream_is_captured() {
+    let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
+    let mut rig = Rig::new(Config::adversary(2), small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0].engine;
+    let a = rig.engine.alloc(LEN, on, "a").unwrap();
+    let b = rig.engine.alloc(LEN, on, "b").unwrap();
+    rig.engine.evict(a.id(), on).unwrap();
+    rig.engine.evict(b.id(), on).unwrap();
+    rig.sim.sync().unwrap();
+    rig.sim.inner().set_capturing(rig.streams[0].here, true).unwrap();
+    let stepped = rig.engine.step();
+    rig.sim.inner().set_capturing(rig.streams[0].here, false).unwrap();
+    assert!(stepped.is_ok(), "{stepped:?}");
+}
+
+/// A failed release says Busy/OutOfMemory ("nothing changed, try again"), yet took the handle.
+#[test]
+fn b04_a_release_that_failed_leaves_nothing_for_ever() {
+    // Find a wait that belongs to the release.
+    for nth in 1..12 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default().at(Spot::Wait, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let Ok(storage) = rig.engine.alloc(LEN, on, "x") else { continue };
+        if rig.engine.evict(storage.id(), on).is_err() || rig.engine.flush(on).is_err() {
+            continue;
+        }
+        // Fetched again on demand, claimed; evicted and released while the copy runs.
+        if rig.engine.acquire(storage.id(), on).is_err() {
+            continue;
+        }
+        rig.engine.take(storage.id()).unwrap();
+        if rig.engine.evict(storage.id(), on).is_err() {
+            continue;
+        }
+        if rig.engine.release(storage, on).is_ok() {
+            continue;
+        }
+        rig.engine.drain().unwrap();
+        rig.engine.step().unwrap();
+        assert_eq!(rig.engine.stats().storages, 0, "wait {nth}: the storage is never ended");
+        assert_eq!(rig.engine.memory().unwrap().allocated, Bytes::ZERO);
+    }
+}
+
+/// release of a storage fetched ahead fails once; making room then counts it as wasted twice.
+#[test]
+fn b05_a_fetched_storage_whose_release_failed_is_not_wasted_twice() {
+    let mut hit = 0;
+    for nth in 1..40 {
+        let mut config = lazy();
+        config.device_bytes = Bytes::kib(32);
+        config.faults = FaultPlan::default().at(Spot::Wait, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let mut all = Vec::new();
+        for n in 0..3u64 {
+            let Ok(storage) = rig.engine.alloc(LEN, on, "x") else { break };
+            let _ = rig.engine.evict(storage.id(), on);
+            all.push((n, storage));
+        }
+        let _ = rig.engine.flush(on);
+        let Some((_, last)) = all.pop() else { continue };
+        if rig.engine.acquire(last.id(), on).is_err() {
+            continue;
+        }
+        if rig.engine.stats().prefetched_bytes == 0 {
+            continue;
+        }
+        let Some((_, ahead)) = all.pop() else { continue };
+        if rig.engine.release(ahead, on).is_ok() {
+            continue;
+        }
+        hit += 1;
+        // Now room is short.
+        let more = catch_unwind(AssertUnwindSafe(|| {
+            let mut kept = Vec::new();
+            while let Ok(one) = rig.engine.alloc(LEN, on, "y") {
+                kept.push(one);
+            }
+            kept.len()
+        }));
+        assert!(more.is_ok(), "wait {nth}: an engine that panics for want of room");
+        let ahead = rig.engine.stats().prefetched_bytes;
+        assert!(ahead <= 16 << 10, "wait {nth}: {ahead} bytes ahead");
+    }
+    assert!(hit > 0, "no wait of a release was refused");
+}
+
+/// A copy-in fails half way, and so does the wait that should order the target's end behind it: the
+/// framework drops the target while the first trunk still writes it.
+#[test]
+fn b06_a_target_is_not_given_back_under_a_copy_that_failed_half_way() {
+    let mut bad = Vec::new();
+    for nth in 1..14 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default()
+            .at(Spot::Copy, 6, Fault::Refuse)
+            .at(Spot::Wait, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, 1);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        if rig.engine.evict(storage.id(), on).is_err() || rig.engine.flush(on).is_err() {
+            continue;
+        }
+        if rig.engine.releasable(on) != Ok(Some(storage.id())) {
+            continue;
+        }
+        rig.give(0, range.at());
+        let target = rig.take(0, LEN).unwrap();
+        if rig.engine.refill(storage.id(), target, on).is_ok() {
+            continue;
+        }
+        // As the documentation allows: dropped in the order of `compute`, and taken anew.
+        rig.give(0, target.at());
+        let mine = rig.take(0, LEN).unwrap();
+        rig.fill(0, mine, 9);
+        rig.check(0, mine, 9, "somebody else's bytes".into());
+        rig.sim.sync().unwrap();
+        let hazards = catch_unwind(AssertUnwindSafe(|| rig.assert_right()));
+        if hazards.is_err() {
+            bad.push(nth);
+        }
+    }
+    assert!(bad.is_empty(), "a copy writes freed bytes where wait {bad:?} is refused");
+}
+
+/// The same of the engine's own target: it is neither freed nor counted.
+#[test]
+fn b07_a_target_of_the_engines_own_is_not_lost_where_two_calls_fail() {
+    for nth in 1..14 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default()
+            .at(Spot::Copy, 6, Fault::Refuse)
+            .at(Spot::Wait, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+        if rig.engine.evict(storage.id(), on).is_err() || rig.engine.flush(on).is_err() {
+            continue;
+        }
+        let _ = rig.engine.acquire(storage.id(), on);
+        let _ = rig.engine.release(storage, on);
+        rig.engine.drain().unwrap();
+        rig.engine.shutdown().unwrap();
+        rig.sim.sync().unwrap();
+        let memory = rig.sim.memory().unwrap();
+        assert_eq!(memory.free, memory.total, "wait {nth}: device bytes are lost");
+    }
+}
+
+/// More busy blocks than one `settle` asks about: closing the engine quarantines the rest for good.
+#[test]
+fn b08_shutdown_brings_every_block_home_whatever_settle_asks_at_once() {
+    let pool = PoolOptions { settle_calls_max: 1, ..small_pool(Bytes::mib(4)) };
+    let mut rig = Rig::new(lazy(), pool, options(), 1);
+    let on = rig.streams[0].engine;
+    for n in 1..12u64 {
+        let storage = rig.engine.alloc(Bytes::kib(4 * n), on, "x").unwrap();
+        rig.engine.evict(storage.id(), on).unwrap();
+        rig.engine.release(storage, on).unwrap();
+    }
+    rig.engine.shutdown().unwrap();
+    assert_eq!(rig.pool.stats().busy, Bytes::ZERO, "after shutdown");
+    let Rig { engine, pool, .. } = rig;
+    drop(engine);
+    assert_eq!(pool.stats().quarantined, Bytes::ZERO, "after the engine is gone");
+}
+
+/// The default asks 64 at once.
+#[test]
+fn b08_shutdown_brings_every_block_home_with_the_default_bounds() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(64)), options(), 1);
+    let on = rig.streams[0].engine;
+    let all: Vec<_> = (1..200u64)
+        .map(|_| {
+            let storage = rig.engine.alloc(Bytes::kib(4), on, "x").unwrap();
+            rig.engine.evict(storage.id(), on).unwrap();
+            storage
+        })
+        .collect();
+    for storage in all {
+        rig.engine.release(storage, on).unwrap();
+    }
+    rig.engine.shutdown().unwrap();
+    let Rig { engine, pool, .. } = rig;
+    drop(engine);
+    assert_eq!(pool.stats().busy, Bytes::ZERO);
+    assert_eq!(pool.stats().quarantined, Bytes::ZERO, "after the engine is gone");
+}
+
+/// `drain` waits until everything is done "and learns of it".
+#[test]
+fn b09_drain_learns_that_every_block_is_idle() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(64)), options(), 1);
+    let on = rig.streams[0].engine;
+    let all: Vec<_> = (1..200u64)
+        .map(|_| {
+            let storage = rig.engine.alloc(Bytes::kib(4), on, "x").unwrap();
+            rig.engine.evict(storage.id(), on).unwrap();
+            storage
+        })
+        .collect();
+    for storage in all {
+        rig.engine.release(storage, on).unwrap();
+    }
+    rig.engine.drain().unwrap();
+    assert_eq!(rig.pool.stats().busy, Bytes::ZERO);
+}
+
+/// "Every verb works without `step`": few events, none asked for.
+#[test]
+fn b10_few_events_and_no_step_do_not_stop_the_engine_for_ever() {
+    let bounds = Options { events_max: 8, ..options() };
+    let config = Config::scheduled(Box::new(Eager));
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0].engine;
+    let mut kept = 0;
+    for round in 0..200u64 {
+        let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+        let range = rig.engine.range(storage.id()).unwrap();
+        rig.fill(0, range, round);
+        if matches!(rig.engine.evict(storage.id(), on).unwrap(), Evict::Kept(_)) {
+            kept += 1;
+        } else {
+            rig.engine.flush(on).unwrap();
+        }
+        // The device has done everything at once; nothing is in flight.
+        let got = rig.engine.acquire(storage.id(), on);
+        assert!(got.is_ok(), "round {round}: {got:?}");
+        rig.engine.release(storage, on).unwrap();
+    }
+    assert!(kept < 20, "{kept} of 200 were kept");
+}
+
+/// The handle's documentation: a framework keeps the bytes until `releasable` names the storage.
+#[test]
+fn b11_a_dropped_handle_of_a_frameworks_bytes_is_named_even_if_it_never_left() {
+    let mut rig = Rig::adversary(3);
+    let on = rig.streams[0].engine;
+    let range = rig.take(0, LEN).unwrap();
+    let storage = rig.engine.adopt(range, "x").unwrap();
+    let id = storage.id();
+    drop(storage);
+    rig.engine.flush(on).unwrap();
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(id));
+}
+
+/// The same by way of the adapter: a forward without backward leaves the kept input with the
+/// framework for ever.
+#[test]
+fn b12_a_forward_without_backward_gives_all_of_a_frameworks_memory_back() {
+    let bounds = Options { keep_last_count: 1, ..options() };
+    let mut rig = Rig::new(Config::adversary(4), small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0];
+    let (mut checkpoint, mut memory) = (Checkpoint::new(), Memory::default());
+    for n in 0..4 {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, n);
+        let input = rig.engine.adopt(range, "input").unwrap();
+        memory.ranges.insert(input.id(), range);
+        checkpoint.keep(&mut rig.engine, input, on.engine).unwrap();
+    }
+    checkpoint.end_step(&mut rig.engine).unwrap();
+    rig.engine.flush(on.engine).unwrap();
+    let mut hands = Hands { sim: &mut rig.sim, stream: on.here, memory: &mut memory };
+    adapter::pull(&mut rig.engine, on.engine, &mut hands).unwrap();
+    assert!(memory.ranges.is_empty(), "{} inputs are never given back", memory.ranges.len());
+}
+
+/// An eviction that failed half way still reads the bytes; the dropped handle says "never touched".
+#[test]
+fn b13_a_handle_dropped_after_half_an_eviction_is_named_when_the_copy_is_done() {
+    let mut config = lazy();
+    config.faults = FaultPlan::default().at(Spot::Copy, 3, Fault::Refuse);
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+    let on = rig.streams[0].engine;
+    let range = rig.take(0, LEN).unwrap();
+    rig.fill(0, range, 1);
+    let storage = rig.engine.adopt(range, "x").unwrap();
+    let id = storage.id();
+    rig.engine.evict(id, on).unwrap_err();
+    drop(storage);
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "the copy still reads the bytes");
+    assert_eq!(rig.engine.stats().storages, 1, "it lives until the copy is done");
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(id));
+}
+
+/// Counters are added with `+`: an absurd length offered a few times ends in a panic.
+#[test]
+fn b14_an_absurd_length_kept_again_and_again_panics_nowhere() {
+    let mut rig = Rig::adversary(5);
+    let on = rig.streams[0].engine;
+    let range = DeviceRange::new(DevicePtr(0x1000), Bytes(1 << 62)).unwrap();
+    let storage = rig.engine.adopt(range, "absurd").unwrap();
+    for _ in 0..6 {
+        let became = rig.engine.evict(storage.id(), on).unwrap();
+        assert_eq!(became, Evict::Kept(Kept::NoPinnedRoom));
+    }
+}
+
+#[test]
+fn b15_absurd_options_are_refused_and_panic_nowhere() {
+    let world = World::new(Config::adversary(1));
+    let absurd = [
+        Options { ring_records: usize::MAX, ..Options::default() },
+        Options { events_max: usize::MAX, ..Options::default() },
+        Options { keep_last_count: usize::MAX, ..Options::default() },
+        Options { prefetch_count_max: usize::MAX, ..Options::default() },
+        Options { step_queries_max: usize::MAX, ..Options::default() },
+        Options { transfers_max: usize::MAX, ..Options::default() },
+    ];
+    for (n, options) in absurd.into_iter().enumerate() {
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let device = world.device(0).unwrap();
+            let pool = PinnedPool::new(device.pinner(), small_pool(Bytes::mib(1))).unwrap();
+            let mut engine = Engine::new(Box::new(device), &pool, options)?;
+            let on = engine.adopt_stream(0)?;
+            let all: Vec<_> = (0..4)
+                .map(|_| {
+                    let one = engine.alloc(LEN, on, "x").unwrap();
+                    engine.offer(one.id(), on).unwrap();
+                    one
+                })
+                .collect();
+            engine.flush(on)?;
+            for one in all.iter().rev() {
+                engine.acquire(one.id(), on)?;
+            }
+            engine.step()
+        }));
+        assert!(made.is_ok(), "option {n} panics");
+    }
+}
+
+/// `Kept::AmongLast` is a reason with a counter that nothing ever counts.
+#[test]
+fn b16_what_stays_because_it_is_among_the_last_is_counted() {
+    let bounds = Options { keep_last_count: 1, ..options() };
+    let mut rig = Rig::new(Config::adversary(6), small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0].engine;
+    let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+    rig.engine.offer(storage.id(), on).unwrap();
+    assert_eq!(rig.engine.stats().kept_for(Kept::AmongLast).count, 1);
+}
+
+/// The framework has no room in a refill: bytes that were evicted already could go, and the refill
+/// be tried again.
+#[test]
+fn b17_a_frameworks_refill_without_room_makes_room_once() {
+    let mut config = lazy();
+    config.device_bytes = Bytes::kib(48);
+    let bounds = Options {
+        unreleased_bytes_max: Bytes::mib(1),
+        prefetch_count_max: 0,
+        ..options()
+    };
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0];
+    let (mut checkpoint, mut memory) = (Checkpoint::new(), Memory::default());
+    let mut keep = |rig: &mut Rig, memory: &mut Memory, n: u64| {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, n);
+        let input = rig.engine.adopt(range, "input").unwrap();
+        memory.ranges.insert(input.id(), range);
+        checkpoint.keep(&mut rig.engine, input, on.engine).unwrap();
+    };
+    keep(&mut rig, &mut memory, 0);
+    keep(&mut rig, &mut memory, 1);
+    rig.engine.flush(on.engine).unwrap();
+    let mut hands = Hands { sim: &mut rig.sim, stream: on.here, memory: &mut memory };
+    adapter::pull(&mut rig.engine, on.engine, &mut hands).unwrap();
+    // Six more fill the device, all of them evicted and not given back yet.
+    for n in 2..8 {
+        keep(&mut rig, &mut memory, n);
+    }
+    let mut hands = Hands { sim: &mut rig.sim, stream: on.here, memory: &mut memory };
+    let got = checkpoint.restore_into(&mut rig.engine, 0, on.engine, &mut hands);
+    let range = got.expect("six evicted inputs could have made room");
+    rig.check(0, range, 0, "layer 0".into());
+    rig.assert_right();
+}
+
+/// A dropped engine whose device is alive gives everything back, though one call of its last steps
+/// failed.
+#[test]
+fn b18_one_refused_call_while_an_engine_is_dropped_leaks_nothing() {
+    let mut config = Config::adversary(7);
+    // A refused query: every later one would work.
+    config.faults = FaultPlan::default().at(Spot::Query, 1, Fault::Refuse);
+    let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0].engine;
+    let all: Vec<_> = (0..4)
+        .map(|_| {
+            let one = rig.engine.alloc(LEN, on, "x").unwrap();
+            let _ = rig.engine.evict(one.id(), on);
+            one
+        })
+        .collect();
+    let Rig { engine, pool, mut sim, .. } = rig;
+    drop(engine);
+    drop(all);
+    assert_eq!(pool.stats().quarantined, Bytes::ZERO);
+    sim.sync().unwrap();
+    let memory = sim.memory().unwrap();
+    assert_eq!(memory.free, memory.total);
+}
+
+/// Under capture elsewhere, too.
+#[test]
+fn b19_an_engine_dropped_while_a_stream_is_captured_leaks_nothing_in_flight_elsewhere() {
+    let bounds = Options { unreleased_bytes_max: Bytes::ZERO, ..options() };
+    let mut rig = Rig::new(Config::adversary(8), small_pool(Bytes::mib(1)), bounds, 2);
+    let (a, b) = (rig.streams[0].engine, rig.streams[1].engine);
+    let _ = rig.engine.alloc(LEN, b, "on b").map(|one| rig.engine.evict(one.id(), b).map(|_| one));
+    let one = rig.engine.alloc(LEN, a, "x").unwrap();
+    rig.engine.evict(one.id(), a).unwrap();
+    rig.sim.inner().set_capturing(rig.streams[1].here, true).unwrap();
+    let Rig { engine, pool, .. } = rig;
+    drop(engine);
+    assert_eq!(pool.stats().quarantined, Bytes::ZERO, "blocks that nothing uses");
+}
+
+/// The trace must not call a read-after-free fine: E2 for a note that fails half way.
+#[test]
+fn b20_a_note_that_is_refused_changes_nothing() {
+    let mut rig = Rig::new(Config::adversary(9), small_pool(Bytes::mib(1)), options(), 1);
+    let on = rig.streams[0].engine;
+    let whole = rig.take(0, Bytes::kib(16)).unwrap();
+    let low = whole.part(Bytes::ZERO, LEN).unwrap();
+    let high = whole.part(LEN, LEN).unwrap();
+    let a = rig.engine.adopt(low, "low").unwrap();
+    let b = rig.engine.adopt(high, "high").unwrap();
+    // `low` is away and coming back, `high` is resident with a clean copy.
+    rig.engine.evict(a.id(), on).unwrap();
+    rig.engine.evict(b.id(), on).unwrap();
+    rig.engine.acquire(b.id(), on).unwrap();
+    rig.engine.flush(on).unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(a.id()));
+    rig.engine.prefetch(a.id(), low, on).unwrap();
+    let error = rig.engine.note(on, &[Use::write(whole)]).unwrap_err();
+    assert!(matches!(error.kind(), Kind::Usage(_)), "{error}");
+    assert_eq!(rig.engine.evict(b.id(), on).unwrap(), Evict::Clean, "the copy is still good");
+}
+
+#[test]
+fn b21_a_timed_world_far_from_zero_is_fine() {
+    let world = World::new(Config::timed(Model::default()));
+    world.host_work(std::time::Duration::MAX);
+    let mut device = world.device(0).unwrap();
+    let stream = device.create_stream().unwrap();
+    device.alloc_device(LEN, stream).unwrap();
+    device.sync().unwrap();
+}
