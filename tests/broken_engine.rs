@@ -6,7 +6,7 @@ mod support;
 
 use lightering::adapter::{self, Checkpoint};
 use lightering::backend::Backend;
-use lightering::backend::sim::{Config, Eager, Fault, FaultPlan, Lazy, Model, Spot, World};
+use lightering::backend::sim::{Config, Eager, Fault, FaultPlan, Lazy, Spot, World};
 use lightering::pinned::{PinnedPool, PoolOptions};
 use lightering::policy::Kept;
 use lightering::trace::Use;
@@ -71,7 +71,7 @@ fn b02_a_handle_dropped_while_its_stream_is_captured_is_freed_later_and_fails_no
 #[test]
 fn b03_step_goes_on_while_one_served_stream_is_captured() {
     let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
-    let mut rig = Rig::new(Config::adversary(2), small_pool(Bytes::mib(1)), bounds, 1);
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), bounds, 1);
     let on = rig.streams[0].engine;
     let a = rig.engine.alloc(LEN, on, "a").unwrap();
     let b = rig.engine.alloc(LEN, on, "b").unwrap();
@@ -461,44 +461,50 @@ fn b17_a_frameworks_refill_without_room_makes_room_once() {
 /// failed.
 #[test]
 fn b18_one_refused_call_while_an_engine_is_dropped_leaks_nothing() {
-    let mut config = Config::adversary(7);
-    // A refused query: every later one would work.
-    config.faults = FaultPlan::default().at(Spot::Query, 1, Fault::Refuse);
-    let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
-    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 1);
+    let mut leaks = Vec::new();
+    for nth in 1..40 {
+        let mut config = Config::adversary(7);
+        config.faults = FaultPlan::default().at(Spot::Query, nth, Fault::Refuse);
+        let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 1);
+        let on = rig.streams[0].engine;
+        let all: Vec<_> = (0..4)
+            .map(|_| {
+                let one = rig.engine.alloc(LEN, on, "x").unwrap();
+                let _ = rig.engine.evict(one.id(), on);
+                one
+            })
+            .collect();
+        let Rig { engine, pool, mut sim, .. } = rig;
+        drop(engine);
+        drop(all);
+        sim.sync().unwrap();
+        let memory = sim.memory().unwrap();
+        if pool.stats().quarantined > Bytes::ZERO || memory.free != memory.total {
+            leaks.push(nth);
+        }
+    }
+    assert!(leaks.is_empty(), "blocks and device bytes leak where query {leaks:?} is refused");
+}
+
+/// Everything is done and the host copy is clean; only the home of the bytes is under capture.
+#[test]
+fn b19_an_engine_dropped_while_a_stream_is_captured_leaks_nothing() {
+    let mut rig = Rig::new(Config::adversary(8), small_pool(Bytes::mib(1)), options(), 1);
     let on = rig.streams[0].engine;
-    let all: Vec<_> = (0..4)
-        .map(|_| {
-            let one = rig.engine.alloc(LEN, on, "x").unwrap();
-            let _ = rig.engine.evict(one.id(), on);
-            one
-        })
-        .collect();
+    let one = rig.engine.alloc(LEN, on, "x").unwrap();
+    rig.engine.evict(one.id(), on).unwrap();
+    ready(rig.engine.acquire(one.id(), on).unwrap());
+    rig.engine.drain().unwrap();
+    rig.sim.inner().set_capturing(rig.streams[0].here, true).unwrap();
     let Rig { engine, pool, mut sim, .. } = rig;
     drop(engine);
-    drop(all);
-    assert_eq!(pool.stats().quarantined, Bytes::ZERO);
-    sim.sync().unwrap();
+    assert_eq!(pool.stats().quarantined, Bytes::ZERO, "a block that nothing uses");
     let memory = sim.memory().unwrap();
-    assert_eq!(memory.free, memory.total);
+    assert_eq!(memory.free, memory.total, "device bytes that nothing uses");
 }
 
-/// Under capture elsewhere, too.
-#[test]
-fn b19_an_engine_dropped_while_a_stream_is_captured_leaks_nothing_in_flight_elsewhere() {
-    let bounds = Options { unreleased_bytes_max: Bytes::ZERO, ..options() };
-    let mut rig = Rig::new(Config::adversary(8), small_pool(Bytes::mib(1)), bounds, 2);
-    let (a, b) = (rig.streams[0].engine, rig.streams[1].engine);
-    let _ = rig.engine.alloc(LEN, b, "on b").map(|one| rig.engine.evict(one.id(), b).map(|_| one));
-    let one = rig.engine.alloc(LEN, a, "x").unwrap();
-    rig.engine.evict(one.id(), a).unwrap();
-    rig.sim.inner().set_capturing(rig.streams[1].here, true).unwrap();
-    let Rig { engine, pool, .. } = rig;
-    drop(engine);
-    assert_eq!(pool.stats().quarantined, Bytes::ZERO, "blocks that nothing uses");
-}
-
-/// The trace must not call a read-after-free fine: E2 for a note that fails half way.
+/// A usage error is "refused before anything was enqueued"; a note over two storages is half done.
 #[test]
 fn b20_a_note_that_is_refused_changes_nothing() {
     let mut rig = Rig::new(Config::adversary(9), small_pool(Bytes::mib(1)), options(), 1);
@@ -520,12 +526,3 @@ fn b20_a_note_that_is_refused_changes_nothing() {
     assert_eq!(rig.engine.evict(b.id(), on).unwrap(), Evict::Clean, "the copy is still good");
 }
 
-#[test]
-fn b21_a_timed_world_far_from_zero_is_fine() {
-    let world = World::new(Config::timed(Model::default()));
-    world.host_work(std::time::Duration::MAX);
-    let mut device = world.device(0).unwrap();
-    let stream = device.create_stream().unwrap();
-    device.alloc_device(LEN, stream).unwrap();
-    device.sync().unwrap();
-}

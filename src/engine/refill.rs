@@ -307,7 +307,15 @@ impl Engine {
     ) -> Error {
         let stream = self.ledgers[on].stream;
         let ready = failed.end.map(|end| (inward, end));
-        let undone = self.undo_target(id, target, stream, ready);
+        let mut undone = self.undo_target(id, target, stream, ready.clone());
+        if undone.as_ref().is_err_and(|error| !error.is_lost()) && self.backend.sync().is_ok() {
+            // As where the end of a copy is not marked: for a driver that fails twice in a row there
+            // is no other proof that nothing writes the target any more.
+            if let Some((_, end)) = &ready {
+                end.point.set_done();
+            }
+            undone = self.undo_target(id, target, stream, ready);
+        }
         let mut error = failed.error;
         if let Ok(slot) = self.slots.get(id.0, cause.op) {
             error = error.at(slot.name).bytes(slot.len);
