@@ -166,9 +166,11 @@ fn b06_a_target_is_not_given_back_under_a_copy_that_failed_half_way() {
     let mut bad = Vec::new();
     for nth in 1..14 {
         let mut config = lazy();
-        config.faults = FaultPlan::default()
-            .at(Spot::Copy, 6, Fault::Refuse)
-            .at(Spot::Wait, nth, Fault::Refuse);
+        config.faults = FaultPlan::default().at(Spot::Copy, 6, Fault::Refuse).at(
+            Spot::Wait,
+            nth,
+            Fault::Refuse,
+        );
         let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
         let on = rig.streams[0].engine;
         let range = rig.take(0, LEN).unwrap();
@@ -204,9 +206,11 @@ fn b06_a_target_is_not_given_back_under_a_copy_that_failed_half_way() {
 fn b07_a_target_of_the_engines_own_is_not_lost_where_two_calls_fail() {
     for nth in 1..14 {
         let mut config = lazy();
-        config.faults = FaultPlan::default()
-            .at(Spot::Copy, 6, Fault::Refuse)
-            .at(Spot::Wait, nth, Fault::Refuse);
+        config.faults = FaultPlan::default().at(Spot::Copy, 6, Fault::Refuse).at(
+            Spot::Wait,
+            nth,
+            Fault::Refuse,
+        );
         let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
         let on = rig.streams[0].engine;
         let storage = rig.engine.alloc(LEN, on, "x").unwrap();
@@ -426,11 +430,8 @@ fn b16_what_stays_because_it_is_among_the_last_is_counted() {
 fn b17_a_frameworks_refill_without_room_makes_room_once() {
     let mut config = lazy();
     config.device_bytes = Bytes::kib(48);
-    let bounds = Options {
-        unreleased_bytes_max: Bytes::mib(1),
-        prefetch_count_max: 0,
-        ..options()
-    };
+    let bounds =
+        Options { unreleased_bytes_max: Bytes::mib(1), prefetch_count_max: 0, ..options() };
     let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 1);
     let on = rig.streams[0];
     let (mut checkpoint, mut memory) = (Checkpoint::new(), Memory::default());
@@ -526,3 +527,109 @@ fn b20_a_note_that_is_refused_changes_nothing() {
     assert_eq!(rig.engine.evict(b.id(), on).unwrap(), Evict::Clean, "the copy is still good");
 }
 
+/// A refill whose last wait is refused says "evicted as before, drop the target", and keeps it.
+#[test]
+fn b22_a_refill_that_failed_does_not_keep_the_target_that_its_framework_drops() {
+    for nth in 1..14 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default().at(Spot::Wait, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, 1);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        if rig.engine.evict(storage.id(), on).is_err() || rig.engine.flush(on).is_err() {
+            continue;
+        }
+        assert_eq!(rig.engine.releasable(on).unwrap(), Some(storage.id()));
+        rig.give(0, range.at());
+        let target = rig.take(0, LEN).unwrap();
+        if rig.engine.refill(storage.id(), target, on).is_ok() {
+            continue;
+        }
+        rig.give(0, target.at());
+        // The bytes are somebody else's now.
+        let theirs = rig.take(0, LEN).unwrap();
+        rig.fill(0, theirs, 9);
+        let got = match rig.engine.acquire(storage.id(), on).unwrap() {
+            Acquire::Ready(range) => range,
+            Acquire::NeedsRoom(len) => {
+                let target = rig.take(0, len).unwrap();
+                rig.engine.refill(storage.id(), target, on).unwrap()
+            }
+        };
+        rig.check(0, got, 1, format!("wait {nth}"));
+        rig.check(0, theirs, 9, format!("theirs, wait {nth}"));
+        rig.assert_right();
+    }
+}
+
+/// "Driver errors, after which nothing has changed": the storage is never named, nor freed, again.
+#[test]
+fn b23_a_release_that_was_refused_is_tried_again() {
+    {
+        let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
+        let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), bounds, 2);
+        let (a, b) = (rig.streams[0].engine, rig.streams[1].engine);
+        let one = rig.engine.alloc(LEN, a, "one").unwrap();
+        let two = rig.engine.alloc(LEN, a, "two").unwrap();
+        rig.engine.evict(one.id(), a).unwrap();
+        rig.engine.evict(two.id(), a).unwrap();
+        rig.sim.sync().unwrap();
+        // Freeing is refused once, since the stream is under capture.
+        rig.sim.inner().set_capturing(rig.streams[0].here, true).unwrap();
+        let _ = rig.engine.step();
+        rig.sim.inner().set_capturing(rig.streams[0].here, false).unwrap();
+        rig.engine.step().unwrap();
+        rig.engine.flush(a).unwrap();
+        rig.engine.step().unwrap();
+        assert_eq!(rig.engine.memory().unwrap().allocated, Bytes::ZERO, "bytes are never freed");
+        assert_eq!(rig.engine.stats().unreleased_bytes, 0);
+        let _ = b;
+    }
+}
+
+/// A reader's verb fails since another storage could not be fetched ahead.
+#[test]
+fn b24_a_guess_that_is_refused_is_not_the_readers_error() {
+    for nth in 1..30 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default().at(Spot::Copy, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let all: Vec<_> = (0..3)
+            .map(|_| {
+                let one = rig.engine.alloc(LEN, on, "x").unwrap();
+                let _ = rig.engine.evict(one.id(), on);
+                one
+            })
+            .collect();
+        rig.engine.flush(on).unwrap();
+        let last = all[2].id();
+        if let Err(error) = rig.engine.acquire(last, on) {
+            let state = rig.engine.residency(last).unwrap();
+            assert_ne!(state, lightering::Residency::Resident, "copy {nth}: {error}");
+        }
+    }
+}
+
+/// "Driver errors, after which the storage is resident as before."
+#[test]
+fn b25_an_eviction_that_says_it_failed_left_the_storage_resident() {
+    for (spot, nth) in [Spot::Query, Spot::Wait, Spot::Record, Spot::Copy]
+        .into_iter()
+        .flat_map(|spot| (1..12).map(move |nth| (spot, nth)))
+    {
+        let mut config = lazy();
+        config.faults = FaultPlan::default().at(spot, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        for _ in 0..4 {
+            let one = rig.engine.alloc(LEN, on, "x").unwrap();
+            if let Err(error) = rig.engine.evict(one.id(), on) {
+                let state = rig.engine.residency(one.id()).unwrap();
+                assert_eq!(state, lightering::Residency::Resident, "{spot:?} {nth}: {error}");
+            }
+        }
+    }
+}

@@ -90,7 +90,11 @@ impl Engine {
             self.next_pass();
         }
         let became = if has_copy { self.evict_clean(id, on)? } else { self.evict_copy(id, on)? };
-        self.release_owned(on)?;
+        match self.release_owned(on) {
+            // This storage is leaving; what could not be freed now is freed later.
+            Err(error) if error.is_retryable() => {}
+            other => other?,
+        }
         Ok(became)
     }
 

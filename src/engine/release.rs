@@ -149,10 +149,11 @@ impl Engine {
 
     fn next_release(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
         let Some(id) = self.head(on, owner)? else { return Ok(None) };
+        // First, as it may be refused: then the storage is still the oldest.
+        self.let_go(id, on)?;
         let ledger = &mut self.ledgers[on];
         ledger.queue(owner).pop_front();
         ledger.uncover(owner);
-        self.let_go(id, on)?;
         Ok(Some(id))
     }
 
@@ -323,7 +324,8 @@ impl Engine {
     /// A handle was dropped, on whatever thread. Its stream is the one it was last seen on.
     pub(super) fn handle_dropped(&mut self, id: StorageId) -> Result<()> {
         let Ok(slot) = self.slots.get_mut(id.0, "drop") else { return Ok(()) };
-        if slot.owner == Owner::Framework && slot.home == Slot::NO_HOME && !self.ledgers.is_empty() {
+        if slot.owner == Owner::Framework && slot.home == Slot::NO_HOME && !self.ledgers.is_empty()
+        {
             // No stream is its home. Named on any, it is named to somebody; where there are several
             // streams, that is behind all of them.
             slot.home = 0;
