@@ -355,8 +355,8 @@ impl Engine {
     ) -> Result<()> {
         let mut undone = self.undo_target(id, target, stream, ready.clone());
         if undone.as_ref().is_err_and(|error| !error.is_lost()) && self.backend.sync().is_ok() {
-            // As where the end of a copy is not marked: for a driver that fails twice in a row there
-            // is no other proof that nothing writes the target any more.
+            // As where a copy's end is not marked: for a driver that fails twice in a row there is
+            // no other proof that nothing writes the target any more.
             if let Some((_, end)) = &ready {
                 end.point.set_done();
             }

@@ -306,7 +306,7 @@ impl Engine {
     ///
     /// # Errors
     /// `Usage` for handles and streams; driver errors, after which the storage goes on as if its
-    /// handle had been dropped: the engine frees its own bytes later, and a framework's are named by
+    /// handle had been dropped: the engine frees its own bytes later, and names a framework's by
     /// [`Engine::releasable`].
     pub fn release(&mut self, storage: Storage, compute: StreamId) -> Result<()> {
         const OP: &str = "release";
