@@ -104,8 +104,9 @@ impl Ledger {
 
 impl Engine {
     /// The next storage evicted on `compute` whose device bytes its framework may drop now, in
-    /// the order of `compute`. Call it until it says `None`. A storage that was dropped by its
-    /// handle is named here too, once nothing touches its bytes.
+    /// the order of `compute`; or of any other stream, where several are in use. Call it until it
+    /// says `None`. A storage that was dropped by its handle is named here too, once nothing
+    /// touches its bytes.
     ///
     /// # Errors
     /// `Usage` for streams; driver errors, after which nothing has changed.
@@ -149,8 +150,11 @@ impl Engine {
 
     fn next_release(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
         let Some(id) = self.head(on, owner)? else { return Ok(None) };
+        let is_fenced = self.is_fenced(owner);
+        // Behind a fence the bytes go now, for every stream alike.
+        let by = if is_fenced { Actor::Host } else { Actor::Stream(self.ledgers[on].stream) };
         // First, as it may be refused: then the storage is still the oldest.
-        self.let_go(id, on)?;
+        self.let_go(id, on, by)?;
         let ledger = &mut self.ledgers[on];
         ledger.queue(owner).pop_front();
         ledger.uncover(owner);
@@ -177,11 +181,16 @@ impl Engine {
         if self.ledgers[on].latest == Some(id) && !is_dropped {
             return Ok(false);
         }
-        if owner == Owner::Framework && self.ledgers.len() > 1 {
+        if self.is_fenced(owner) {
             return self.fence_passed(on);
         }
         let over = self.ledgers[on].unreleased_bytes > self.options.unreleased_bytes_max;
         self.copies_passed(id, on, over)
+    }
+
+    /// Several streams are in use, and a framework's allocator may hand bytes to any of them.
+    fn is_fenced(&self, owner: Owner) -> bool {
+        owner == Owner::Framework && self.ledgers.len() > 1
     }
 
     /// Are the copies that touch the device bytes done, or behind a wait of the stream? With
@@ -219,8 +228,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Several streams are in use, and the framework's allocator may hand the bytes to any of
-    /// them: first the copies must be known done, then a moment on every stream.
+    /// First the copies must be known done, then a moment on every stream.
     fn fence_passed(&mut self, on: usize) -> Result<bool> {
         if self.ledgers[on].fence.as_ref().is_none_or(|fence| fence.covers == 0) {
             self.ledgers[on].fence = None;
@@ -270,8 +278,9 @@ impl Engine {
         Ok(self.ledgers[on].adopted.len())
     }
 
-    /// The device bytes go: freed by the engine, or named to their owner.
-    pub(super) fn let_go(&mut self, id: StorageId, on: usize) -> Result<()> {
+    /// The device bytes go: freed by the engine in the order of `on`, or named to their owner, who
+    /// may drop them in the order of `by`.
+    fn let_go(&mut self, id: StorageId, on: usize, by: Actor) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "release")?;
         let Some(range) = slot.range else { return Ok(()) };
         let (owner, len, home, is_dropped) = (slot.owner, slot.len, slot.home, slot.is_dropped);
@@ -281,7 +290,7 @@ impl Engine {
             Owner::Engine => self.backend.free_device(range.at(), stream),
             Owner::Framework => {
                 let free = Use { access: Access::Free, span: range.into() };
-                self.backend.note(Actor::Stream(stream), &[free])
+                self.backend.note(by, &[free])
             }
         };
         self.seen(gone)?;
@@ -361,7 +370,8 @@ impl Engine {
         if owner == Owner::Engine && !is_behind {
             self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
         }
-        self.let_go(id, on)
+        let by = Actor::Stream(self.ledgers[on].stream);
+        self.let_go(id, on, by)
     }
 
     /// The storage is no candidate of policy and prefetch any more.

@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 #![allow(unreachable_pub, missing_debug_implementations, reason = "part of a test binary")]
 
+pub mod broken;
+
+use broken::{Broken, Plan, Reach};
 use lightering::adapter::DeviceMemory;
 use lightering::backend::sim::{Config, Sim, World};
 use lightering::backend::traced::{Observer, Traced};
@@ -27,10 +30,11 @@ pub struct Both {
 /// One trace of all that framework and engine ask of a device, checked as it is written.
 #[derive(Default)]
 pub struct Trace {
-    checker: Checker,
-    seq: u64,
+    pub checker: Checker,
+    /// How many records there were.
+    pub seq: u64,
     /// The framework's name of each stream, by the engine's.
-    streams: HashMap<StreamId, StreamId>,
+    pub streams: HashMap<StreamId, StreamId>,
 }
 
 impl Trace {
@@ -87,6 +91,11 @@ pub fn small_pool(budget: Bytes) -> PoolOptions {
     }
 }
 
+/// The same for tests that open very many: they do not look at what the machine has to spare.
+pub fn quick_pool(budget: Bytes) -> PoolOptions {
+    PoolOptions { machine_root: "/nowhere".into(), ..small_pool(budget) }
+}
+
 impl Rig {
     pub fn new(config: Config, pool: PoolOptions, options: Options, streams: usize) -> Rig {
         Rig::wrapped(config, pool, options, streams, |device| Box::new(device))
@@ -102,23 +111,57 @@ impl Rig {
     ) -> Rig {
         let world = World::new(config);
         let trace = Arc::new(Mutex::new(Trace::default()));
+        let device = wrap(world.device(0).unwrap());
+        let mut rig = Rig::over(world, trace, device, pool, options);
+        rig.engine.observe(Some(observer(&rig.trace)));
+        rig.open_streams(streams);
+        rig
+    }
+
+    /// A rig whose engine is lied to by `plan`. The trace has what reached the device: the lies are
+    /// told above it.
+    pub fn broken(
+        config: Config,
+        pool: PoolOptions,
+        options: Options,
+        streams: usize,
+        plan: Option<Plan>,
+    ) -> (Rig, Reach) {
+        let world = World::new(config);
+        let trace = Arc::new(Mutex::new(Trace::default()));
+        let mut seam = Traced::new(world.device(0).unwrap(), 0);
+        seam.observe(Some(observer(&trace)));
+        let device = Broken::new(seam, plan, world.device(1).unwrap());
+        let reach = device.reach();
+        let mut rig = Rig::over(world, trace, Box::new(device), pool, options);
+        rig.engine.observe(Some(names(&rig.trace)));
+        rig.open_streams(streams);
+        (rig, reach)
+    }
+
+    fn over(
+        world: World,
+        trace: Arc<Mutex<Trace>>,
+        device: Box<dyn Backend>,
+        pool: PoolOptions,
+        options: Options,
+    ) -> Rig {
         let mut sim = Traced::new(world.device(0).unwrap(), 0);
         sim.observe(Some(observer(&trace)));
         let pool = PinnedPool::new(sim.pinner(), pool).unwrap();
-        let device = world.device(0).unwrap();
-        let mut engine = Engine::new(wrap(device), &pool, options).unwrap();
-        engine.observe(Some(observer(&trace)));
-        let streams = (0..streams)
-            .map(|_| {
-                let here = sim.create_stream().unwrap();
-                let engine = engine.adopt_stream(sim.raw_stream(here).unwrap()).unwrap();
-                trace.lock().unwrap().streams.insert(engine, here);
-                Both { here, engine }
-            })
-            .collect();
+        let engine = Engine::new(device, &pool, options).unwrap();
         let order = sim.create_event(Timing::Off).unwrap();
-        let wrong = Wrong::default();
+        let (streams, wrong) = (Vec::new(), Wrong::default());
         Rig { world, sim, engine, pool, streams, wrong, trace, order }
+    }
+
+    fn open_streams(&mut self, count: usize) {
+        for _ in 0..count {
+            let here = self.sim.create_stream().unwrap();
+            let engine = self.engine.adopt_stream(self.sim.raw_stream(here).unwrap()).unwrap();
+            self.trace.lock().unwrap().streams.insert(engine, here);
+            self.streams.push(Both { here, engine });
+        }
     }
 
     /// A rig under the adversary that `seed` names, with one stream and default bounds.
@@ -185,6 +228,12 @@ impl Rig {
         assert_eq!(trace.checker.total(), 0, "{}", told(&trace.checker));
     }
 
+    /// What the checker found so far, each in a line.
+    pub fn hazards(&self) -> Vec<String> {
+        let trace = self.trace.lock().unwrap();
+        trace.checker.hazards().iter().map(ToString::to_string).collect()
+    }
+
     /// Shuts the engine down; nothing of it may be left anywhere.
     #[track_caller]
     pub fn assert_nothing_left(&mut self) {
@@ -200,13 +249,25 @@ impl Rig {
     }
 }
 
-fn observer(trace: &Arc<Mutex<Trace>>) -> Observer {
+/// Writes records into the trace that framework and engine share.
+pub fn observer(trace: &Arc<Mutex<Trace>>) -> Observer {
     let trace = trace.clone();
     // After a failed assertion the engine is still dropped, and writes records.
     Box::new(move |record| trace.lock().unwrap_or_else(PoisonError::into_inner).push(record))
 }
 
-fn told(checker: &Checker) -> String {
+/// Passes on only what bytes are called, which is said above every seam.
+fn names(trace: &Arc<Mutex<Trace>>) -> Observer {
+    let mut push = observer(trace);
+    Box::new(move |record| {
+        if let Op::Name { .. } = record.op {
+            push(record);
+        }
+    })
+}
+
+/// What the checker found, in words.
+pub fn told(checker: &Checker) -> String {
     checker.hazards().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -228,7 +289,7 @@ fn no_cost() -> Cost {
     Cost { flops: 0.0, bytes: 0.0, work: Work::Vector }
 }
 
-fn mixed(seed: u64, word: u64) -> u64 {
+pub fn mixed(seed: u64, word: u64) -> u64 {
     let mut x = seed.wrapping_add(word.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     x ^ (x >> 32)

@@ -35,20 +35,27 @@ impl Adversary {
     /// Lets the device run a little, as the schedule likes.
     pub(super) fn pass(&mut self, machine: &mut Machine, call: Call) {
         let mut left = self.schedule.pace(call);
-        while left > 0 && self.step(machine) {
+        while left > 0 && self.step(machine, true) {
             left -= 1;
         }
     }
 
     /// Runs until the mark is done; stops early where nothing can run (a device is lost).
     pub(super) fn run_until(&mut self, machine: &mut Machine, mark: Mark) {
-        while !machine.is_done(mark) && self.step(machine) {}
+        while !machine.is_done(mark) && self.step(machine, false) {}
     }
 
-    /// One step of one stream; `false` where none can make one.
-    fn step(&mut self, machine: &mut Machine) -> bool {
+    /// One step of one stream; `false` where none can make one, or a host that `may_hold` goes on
+    /// instead.
+    fn step(&mut self, machine: &mut Machine, may_hold: bool) -> bool {
+        if self.schedule.passes_records() {
+            machine.pass_records(self.steps as f64);
+        }
         let stalled = self.gather(machine);
         if self.runnable.is_empty() && !stalled {
+            return false;
+        }
+        if may_hold && !self.runnable.is_empty() && self.schedule.holds(&self.runnable) {
             return false;
         }
         self.steps += 1;
@@ -82,8 +89,9 @@ impl Adversary {
 
     fn progress(&mut self, machine: &mut Machine, slot: u32) {
         if let Some(Op::Copy(copy)) = machine.queues[slot as usize].ops.front_mut() {
-            let left = copy.pieces_left();
-            let count = match if left > 1 { self.schedule.choose(3) } else { 0 } {
+            let (left, slow) = (copy.pieces_left(), copy.slow);
+            let count = match if left > 1 && slow == 1 { self.schedule.choose(3) } else { 0 } {
+                _ if slow > 1 => 1,
                 0 => left,
                 1 => left.div_ceil(2),
                 _ => 1,
@@ -94,6 +102,9 @@ impl Adversary {
                     copy.shuffle(first, 1 + self.schedule.choose(left));
                 }
                 copy.advance(count);
+                if slow > 1 {
+                    machine.queues[slot as usize].stalled += slow;
+                }
                 return;
             }
         }

@@ -162,6 +162,22 @@ impl Machine {
         }
     }
 
+    /// Lets all recordings pass that are reached, and those reached by that.
+    pub(super) fn pass_records(&mut self, now_ns: f64) {
+        let mut index = 0;
+        while let Some(&slot) = self.active.get(index) {
+            let is_ready = self.settle(slot) == Head::Ready;
+            let head = self.queues.get(slot as usize).and_then(|queue| queue.ops.front());
+            if is_ready && matches!(head, Some(Op::Record(_))) {
+                self.finish(slot, now_ns);
+                // Others may wait for it.
+                index = 0;
+            } else {
+                index += usize::from(self.active.get(index) == Some(&slot));
+            }
+        }
+    }
+
     /// Runs the op at the head of a queue to its end.
     pub(super) fn finish(&mut self, slot: u32, now_ns: f64) {
         let queue = &mut self.queues[slot as usize];

@@ -44,6 +44,8 @@ mod launch;
 mod machine;
 mod memory;
 mod model;
+mod orders;
+mod pct;
 mod pin;
 mod queue;
 mod room;
@@ -56,6 +58,8 @@ mod verbs;
 pub use fault::{Fault, FaultPlan, Spot};
 pub use launch::Closure;
 pub use model::{Model, Slowdown};
+pub use orders::Orders;
+pub use pct::Pct;
 pub use schedule::{Call, Eager, Lazy, Random, Schedule};
 pub use user::{HOST_STREAM, Sim};
 
@@ -213,6 +217,11 @@ impl World {
     /// How often memory was to be unpinned or forgotten that queued work still used.
     pub fn removals_refused(&self) -> u64 {
         self.lock().removals_refused
+    }
+
+    /// How many ordered faults have struck.
+    pub fn faults_struck(&self) -> u64 {
+        self.lock().faults.struck
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -6,7 +6,8 @@
 //! give equal runs.
 //!
 //! ```text
-//!   verb -> pace(call): how many steps?   each step: pick(runnable): which stream?
+//!   verb -> pace(call): how many steps?   each step: holds(runnable): rather the host?
+//!                                                    pick(runnable): which stream?
 //!                                         a copy:    choose(3): all, half of the rest, one piece?
 //! ```
 //!
@@ -19,6 +20,8 @@ pub enum Call {
     Enqueue,
     /// The host asked whether something is done.
     Query,
+    /// The host takes device memory, and sees by its address what has been freed.
+    Take,
 }
 
 /// Decides what the device does next.
@@ -26,16 +29,28 @@ pub trait Schedule: Send + std::fmt::Debug {
     /// One of `options` (at least one): a number below it.
     fn choose(&mut self, options: usize) -> usize;
 
-    /// How many steps the device makes at this call of the host.
+    /// The most steps that the device makes at this call of the host.
     fn pace(&mut self, call: Call) -> usize {
-        let _ = call;
-        self.choose(3)
+        if call == Call::Take { 0 } else { self.choose(3) }
+    }
+
+    /// Does the host go on instead of one of these streams? Asked before each step at a call, but
+    /// not while the host waits.
+    fn holds(&mut self, runnable: &[u32]) -> bool {
+        let _ = runnable;
+        false
     }
 
     /// Which of the streams that can run makes the next step, as an index into `runnable`. Each
     /// number there names its stream for the stream's life.
     fn pick(&mut self, runnable: &[u32]) -> usize {
         self.choose(runnable.len())
+    }
+
+    /// Do events' recordings pass as soon as they are reached? Then they are nobody's choice, and
+    /// there are fewer orders; none of those left out differs in a byte.
+    fn passes_records(&self) -> bool {
+        false
     }
 }
 
@@ -86,7 +101,11 @@ impl Schedule for Random {
         self.dice.below(options)
     }
 
-    fn pace(&mut self, _: Call) -> usize {
+    fn pace(&mut self, call: Call) -> usize {
+        if call == Call::Take {
+            // What it does at other calls lets it be anywhere by now.
+            return 0;
+        }
         if self.rest == 0 && self.dice.below(8) == 0 {
             self.rest = self.dice.below(16);
         }
@@ -116,7 +135,7 @@ impl Schedule for Lazy {
 
     fn pace(&mut self, call: Call) -> usize {
         self.polls = if call == Call::Query { self.polls + 1 } else { 0 };
-        usize::from(self.polls >= Lazy::PATIENCE_POLLS)
+        usize::from(call == Call::Query && self.polls >= Lazy::PATIENCE_POLLS)
     }
 }
 
