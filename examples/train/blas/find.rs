@@ -130,11 +130,12 @@ mod tests {
         let root = Folder::new("wheels");
         let lib = root.0.join("nvidia/cu13/lib");
         std::fs::create_dir_all(&lib).unwrap();
-        assert_eq!(packages(&[PathBuf::from("/nonexistent"), root.0.clone()]), [lib.clone()]);
+        let folders = [PathBuf::from("/nonexistent"), root.0.clone()];
+        assert_eq!(packages(&folders), std::slice::from_ref(&lib));
         assert_eq!(pairs(&lib), [], "an empty folder holds none");
         std::fs::write(lib.join("libcublas.so.13"), "").unwrap();
         let found = (lib.join("libcublas.so.13"), lib.join("libcublasLt.so.13"));
-        assert_eq!(pairs(&lib), [found.clone()]);
+        assert_eq!(pairs(&lib), std::slice::from_ref(&found));
         assert_eq!(pairs(&found.0), [found], "the file itself may be named");
         let error = open(&lib.join("libcublas.so.13"), &lib.join("libcublasLt.so.13")).unwrap_err();
         assert!(error.contains("libcublasLt.so.13") && !error.contains('\n'), "{error}");
