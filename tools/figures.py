@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes figures of what tools/measure.sh left in a folder, in the form of benches/results/README.md.
+"""Makes figures of what tools/measure.sh left in a folder, as benches/results/README.md says.
 
     tools/figures.py FOLDER                  writes FOLDER/figures.json and prints a table
     tools/figures.py FOLDER --into RESULTS   besides adds them to RESULTS/DAY-HARDWARE.json, where

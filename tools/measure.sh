@@ -95,7 +95,9 @@ left() { echo $((deadline - SECONDS)); }
 
 # Adds what a program said, a JSON object, to the runs.
 record() { # KIND COMMAND SAID
-    printf '{"part": "%s", "kind": "%s", "run": %d, "command": "%s", "commit": "%s", "said": %s}\n' \
+    local form='{"part": "%s", "kind": "%s", "run": %d, "command": "%s", '
+    form+='"commit": "%s", "said": %s}'
+    printf "$form\n" \
         "$part" "$1" "$run" "${2//$folder\//}" "$LIGHTERING_COMMIT" "$3" >> "$runs"
 }
 
