@@ -53,8 +53,8 @@ impl Machine {
     /// The budget in bytes.
     ///
     /// # Errors
-    /// `Usage(BadValue)` for an explicit budget under the smallest block, `OutOfMemory` where nothing
-    /// is to spare.
+    /// `Usage(BadValue)` for an explicit budget under the smallest block, `OutOfMemory` where
+    /// nothing is to spare.
     pub(super) fn budget(&self, budget: Budget, margin: Bytes, ranks: u32) -> Result<Bytes> {
         let bytes = match budget {
             Budget::Bytes(Bytes::ZERO) => {
