@@ -244,6 +244,7 @@ impl Engine {
         slot.ordinal = Some(ordinal);
         let (len, owner) = (slot.len, slot.owner);
         slot.ticket = self.ledgers[on].enter(id, owner, len);
+        self.ledgers[on].compact(owner, &self.slots, on);
         self.stats.evicted_bytes += len.0;
         self.stats.evicted_count += 1;
         Ok(())

@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::storage::{Owner, Residency, Slot, Storage};
 use crate::stream::Point;
 use crate::trace::{Access, Actor, Site, Use};
-use crate::unit::{Bytes, StorageId, StreamId};
+use crate::unit::{Bytes, StorageId, StreamId, Table};
 use std::collections::VecDeque;
 
 /// What was evicted on one stream and is not given back yet.
@@ -40,6 +40,9 @@ pub(super) struct Ledger {
     passed_out: u64,
     fence: Option<Fence>,
 }
+
+/// Places a queue may have beyond twice the storages alive before it is looked through.
+const PLACES_SPARE: usize = 64;
 
 /// One moment on every stream seen, and how many of the oldest storages wait for it.
 #[derive(Debug)]
@@ -82,6 +85,26 @@ impl Ledger {
         ticket
     }
 
+    /// Forgets places that are nobody's any more, where they are more than those of somebody: a
+    /// framework may evict and acquire for ever without asking what it may drop.
+    pub(super) fn compact(&mut self, owner: Owner, slots: &Table<Slot>, home: usize) {
+        if self.queue(owner).len() <= 2 * slots.len() + PLACES_SPARE {
+            return;
+        }
+        let covered = self.fence.as_ref().map_or(0, |fence| fence.covers);
+        let (mut place, mut covers) = (0, 0);
+        self.queue(owner).retain(|(id, ticket)| {
+            let slot = slots.find(id.0);
+            let is_held = slot.is_some_and(|slot| slot.ticket == *ticket && slot.home == home);
+            covers += usize::from(is_held && place < covered);
+            place += 1;
+            is_held
+        });
+        if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
+            fence.covers = covers;
+        }
+    }
+
     /// Room is short: the storage evicted last may be given back like the others.
     pub(super) fn latest_may_go(&mut self) {
         self.latest = None;
@@ -103,6 +126,12 @@ impl Ledger {
 }
 
 impl Engine {
+    /// Places in the queues of those whose device bytes are to go, nobody's among them.
+    #[doc(hidden)]
+    pub fn places(&self) -> usize {
+        self.ledgers.iter().map(|ledger| ledger.owned.len() + ledger.adopted.len()).sum()
+    }
+
     /// The next storage evicted on `compute` whose device bytes its framework may drop now, in
     /// the order of `compute`; or of any other stream, where several are in use. Call it until it
     /// says `None`. A storage that was dropped by its handle is named here too, once nothing

@@ -1,4 +1,8 @@
-//! Faults an adversarial reviewer found in the engine: each test fails until its fault is mended.
+//! Ends of storages, streams and engines at awkward moments: handles dropped under a capture, a
+//! release on another stream than the eviction's, an engine dropped over a refused question.
+//!
+//! The fault guarded against: a verb that gives up half way, after which bytes are freed under a
+//! copy, or a storage, a block or a handle is left behind for good.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 

@@ -1,4 +1,7 @@
-//! Faults an adversarial reviewer found in the engine: each test fails until its fault is mended.
+//! Bounds and promises at their edges: few events, huge lengths, refused calls in the middle of a
+//! verb, and what the engine says it counts, names and retries.
+//!
+//! The fault guarded against: an edge at which a promise in the docs silently stops to hold.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
@@ -351,4 +354,20 @@ fn b25_an_eviction_that_says_it_failed_left_the_storage_resident() {
             all.push(one);
         }
     }
+}
+
+#[test]
+fn a_framework_that_never_asks_what_it_may_drop_grows_no_queue() {
+    let mut rig = Rig::adversary(3);
+    let on = rig.streams[0].engine;
+    let range = rig.take(0, Bytes(256)).unwrap();
+    rig.fill(0, range, 1);
+    let storage = rig.engine.adopt(range, "x").unwrap();
+    for _ in 0..5_000 {
+        rig.engine.evict(storage.id(), on).unwrap();
+        rig.engine.acquire(storage.id(), on).unwrap();
+    }
+    // Each eviction leaves a place behind that is nobody's once it is taken back.
+    assert!(rig.engine.places() <= 2 + 64 + 1, "{} places", rig.engine.places());
+    rig.engine.release(storage, on).unwrap();
 }
