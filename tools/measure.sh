@@ -95,8 +95,10 @@ left() { echo $((deadline - SECONDS)); }
 
 # Adds what a program said, a JSON object, to the runs.
 record() { # KIND COMMAND SAID
-    printf '{"part": "%s", "kind": "%s", "run": %d, "command": "%s", "commit": "%s", "said": %s}\n' \
-        "$part" "$1" "$run" "${2//$folder\//}" "$LIGHTERING_COMMIT" "$3" >> "$runs"
+    local head='{"part": "%s", "kind": "%s", "run": %d, "command": "%s", "commit": "%s"'
+    # shellcheck disable=SC2059
+    printf "$head, \"said\": %s}\n" "$part" "$1" "$run" "${2//$folder\//}" "$LIGHTERING_COMMIT" \
+        "$3" >> "$runs"
 }
 
 # Runs a program of the bundle within what is left of the part's time; leaves all it printed in
@@ -170,7 +172,7 @@ measure_overlap() {
     for kind in gemm hbm hbm gemm gemm hbm; do
         [ "$took" -lt "$(left)" ] || break
         began=$SECONDS
-        example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}"
+        example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}" --runs 7
         took=$((SECONDS - began + 1))
     done
 }
@@ -185,7 +187,7 @@ measure_predict() {
     example train train "${simulated[@]}" "${sizes[@]}" --steps 3 \
         --modes checkpoint,checkpoint+raw,checkpoint+offload
     for kind in gemm hbm; do
-        example "$kind" overlap "${simulated[@]}" --compute "$kind" "${copies[@]}"
+        example "$kind" overlap "${simulated[@]}" --compute "$kind" "${copies[@]}" --runs 1
     done
 }
 

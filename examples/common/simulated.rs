@@ -2,7 +2,8 @@
 //!
 //! What it is not: a device. It makes worlds, each with its own clock.
 //!
-//! Invariant: figures that cannot be read, or are none, are refused in one line that names the file.
+//! Invariant: figures that cannot be read, or are none, are refused in one line that names the
+//! file.
 //!
 //! ```text
 //!   --model FILE   -> Model: the file's figures over the default ones
