@@ -1,7 +1,7 @@
 // The kernels of examples/train, but for its matrix products and the mixing over tokens (mix.cu).
 //
-// What they are not: general. What each computes, and the arguments' meaning, is beside its launcher
-// in examples/train/kernel/.
+// What they are not: general. What each computes, and the arguments' meaning, is beside its
+// launcher in examples/train/kernel/.
 //
 // Invariant: every sum is taken in an order that only the sizes fix; nothing is added atomically.
 // So equal inputs give equal bits, whatever else the device is doing.

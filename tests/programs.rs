@@ -12,7 +12,7 @@ use lightering::backend::Backend;
 use lightering::backend::sim::Config;
 use lightering::storage::{Residency, Storage};
 use lightering::trace::Use;
-use lightering::{Acquire, Bytes, DeviceRange, Error, Evict, Kind, Misuse, Options, StorageId};
+use lightering::{Acquire, Bytes, DeviceRange, Error, Kind, Misuse, Options, StorageId};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use support::{Rig, first_wrong, options, small_pool};
@@ -31,8 +31,6 @@ struct Item {
     /// The device bytes, where they are the framework's own.
     range: Option<DeviceRange>,
     is_owned: bool,
-    /// The engine had to do with the bytes: a dropped handle is named by `releasable`.
-    is_touched: bool,
 }
 
 struct Machine {
@@ -85,14 +83,20 @@ impl Machine {
         let bytes = self.rig.engine.range(handle.id()).unwrap();
         self.rig.fill(s, bytes, seed);
         let (writer, readers) = (Some(s), Vec::new());
-        let is_touched = false;
-        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned, is_touched });
+        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned });
     }
 
     /// The engine orders what it knows of; the producer's stream is the framework's own affair.
     fn order_after_writer(&mut self, i: usize, s: usize) {
         if let Some(writer) = self.items[i].writer {
             self.rig.order(writer, s);
+        }
+    }
+
+    /// What the engine owns it orders by itself, behind everybody who acquired it.
+    fn order_its_end(&mut self, i: usize, s: usize) {
+        if !self.items[i].is_owned {
+            self.order_after_all(i, s);
         }
     }
 
@@ -103,29 +107,22 @@ impl Machine {
         }
     }
 
-    fn left(&mut self, id: StorageId, became: Evict) {
-        if !matches!(became, Evict::Kept(_))
-            && let Some(item) = self.items.iter_mut().find(|item| item.handle.id() == id)
-        {
-            item.is_touched = true;
-        }
-    }
-
     fn evict(&mut self, i: usize, s: usize, through_policy: bool) {
-        self.order_after_writer(i, s);
+        if !self.items[i].is_owned {
+            self.order_after_writer(i, s);
+        }
         let on = self.rig.streams[s].engine;
         let id = self.items[i].handle.id();
         let state = self.rig.engine.residency(id).unwrap();
         if through_policy {
             match self.rig.engine.offer(id, on) {
-                Ok(Some((id, became))) => self.left(id, became),
-                Ok(None) => {}
+                Ok(_) => {}
                 Err(error) => assert_eq!(error.misuse(), Some(Misuse::State), "{error}"),
             }
             return;
         }
         match self.rig.engine.evict(id, on) {
-            Ok(became) => self.left(id, became),
+            Ok(_) => {}
             Err(error) if state != Residency::Resident => {
                 assert_eq!(error.misuse(), Some(Misuse::State));
             }
@@ -214,7 +211,7 @@ impl Machine {
             let Some(target) = allowed(self.rig.take(s, len)) else { return };
             let item = self.items.iter_mut().find(|item| item.handle.id() == id).unwrap();
             match self.rig.engine.prefetch(id, target, on) {
-                Ok(()) => (item.range, item.is_touched) = (Some(target), true),
+                Ok(()) => item.range = Some(target),
                 Err(error) => {
                     assert!(error.is_retryable(), "{error:?}");
                     return self.rig.give(s, target.at());
@@ -245,7 +242,7 @@ impl Machine {
 
     /// Ends an item by the verb.
     fn release(&mut self, i: usize, s: usize) {
-        self.order_after_all(i, s);
+        self.order_its_end(i, s);
         let item = self.items.swap_remove(i);
         self.rig.engine.release(item.handle, self.rig.streams[s].engine).unwrap();
         if let Some(range) = item.range {
@@ -255,16 +252,12 @@ impl Machine {
 
     /// Ends an item by dropping its handle.
     fn drop_handle(&mut self, i: usize, s: usize) {
-        self.order_after_all(i, s);
+        self.order_its_end(i, s);
         let item = self.items.swap_remove(i);
         let id = item.handle.id();
         drop(item.handle);
         if let Some(range) = item.range {
-            if item.is_touched {
-                self.graves.insert(id, range);
-            } else {
-                self.rig.give(s, range.at());
-            }
+            self.graves.insert(id, range);
         }
     }
 

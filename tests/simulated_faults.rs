@@ -15,6 +15,7 @@ use lightering::backend::{Backend, Cost, Timing};
 use lightering::trace::Site;
 use lightering::{Bytes, Error, Kind, Misuse, Result};
 use rig::{PAGE, Pages, alloc, event, pattern, until_done};
+use std::time::Duration;
 
 fn open(config: Config, faults: FaultPlan) -> Sim {
     World::new(Config { faults, ..config }).device(0).unwrap()
@@ -231,4 +232,68 @@ fn faults_by_chance_replay_and_leave_the_device_alive() {
     assert!((80..260).contains(&sum), "about a fifth of 800 fail: {sum}");
     assert_eq!(run(7), run(7));
     assert_ne!(run(7), run(8));
+}
+
+#[test]
+fn a_call_rejected_with_another_code_is_no_want_of_memory() {
+    for (code, misuse) in [(712, Misuse::Overlap), (800, Misuse::BadValue), (801, Misuse::BadValue)]
+    {
+        let plan = FaultPlan::default().at(Spot::Register, 1, Fault::Reject(code));
+        let sim = open(eager(), plan);
+        let mut pages = Pages::new(PAGE);
+        let pinner = sim.pinner();
+        // SAFETY: rejected, so nothing is pinned.
+        let error = unsafe { pinner.register(pages.at(), Bytes(PAGE as u64)) }.unwrap_err();
+        assert_eq!((error.misuse(), error.driver_code()), (Some(misuse), Some(code)));
+        pages.pin(&sim, 0, PAGE);
+        assert_eq!(sim.world().faults_struck(), 1);
+    }
+}
+
+#[test]
+fn a_slow_copy_takes_as_many_times_as_long_and_holds_up_nobody_else() {
+    for config in [eager(), Config::timed(Model::default())] {
+        let timed = matches!(config.clock, lightering::backend::sim::Clock::Timed(_));
+        let plan = FaultPlan::default().at(Spot::Copy, 2, Fault::Slow(100));
+        let sim = &mut open(config, plan);
+        let (_pages, pin) = Pages::pinned(sim, PAGE);
+        let [a, b] = [0; 2].map(|_| sim.create_stream().unwrap());
+        let device = alloc(sim, PAGE, a);
+        let [plain, slow, other] = [0; 3].map(|_| event(sim));
+        let start = sim.world().now();
+        sim.copy_out(pin, device, a).unwrap();
+        sim.record(plain, a).unwrap();
+        until_done(sim, plain);
+        let once = sim.world().now() - start;
+        let start = sim.world().now();
+        sim.copy_out(pin, device, a).unwrap();
+        sim.record(slow, a).unwrap();
+        sim.record(other, b).unwrap();
+        until_done(sim, other);
+        assert!(!timed || !sim.query(slow, Site::Outside).unwrap());
+        until_done(sim, slow);
+        let long = sim.world().now() - start;
+        // 4 KiB take 74 ns at 55 GB/s; the start takes no longer than before. Or: one stop a piece.
+        let least =
+            if timed { once + Duration::from_micros(7) } else { Duration::from_nanos(1500) };
+        assert!(long >= least, "{once:?}, then {long:?}");
+    }
+}
+
+#[test]
+fn a_third_partys_capture_ends_by_itself_and_spares_streams_nobody_else_knows() {
+    let plan = FaultPlan::default().at(Spot::Record, 1, Fault::Capture(3));
+    let plan = plan.at(Spot::Record, 2, Fault::Capture(3));
+    let sim = &mut open(eager(), plan);
+    let own = sim.create_stream().unwrap();
+    let known = sim.create_stream().unwrap();
+    let raw = sim.raw_stream(known).unwrap();
+    let known = sim.adopt_stream(raw).unwrap();
+    let done = event(sim);
+    sim.record(done, own).unwrap();
+    assert_eq!(sim.record(done, known).unwrap_err().misuse(), Some(Misuse::Capturing));
+    assert!(sim.capturing(known).unwrap());
+    assert_eq!(sim.wait(known, done, Site::Outside).unwrap_err().misuse(), Some(Misuse::Capturing));
+    assert!(!sim.capturing(known).unwrap());
+    sim.record(done, known).unwrap();
 }

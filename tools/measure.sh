@@ -95,10 +95,10 @@ left() { echo $((deadline - SECONDS)); }
 
 # Adds what a program said, a JSON object, to the runs.
 record() { # KIND COMMAND SAID
-    local head='{"part": "%s", "kind": "%s", "run": %d, "command": "%s", "commit": "%s"'
-    # shellcheck disable=SC2059
-    printf "$head, \"said\": %s}\n" "$part" "$1" "$run" "${2//$folder\//}" "$LIGHTERING_COMMIT" \
-        "$3" >> "$runs"
+    local form='{"part": "%s", "kind": "%s", "run": %d, "command": "%s", '
+    form+='"commit": "%s", "said": %s}'
+    printf "$form\n" \
+        "$part" "$1" "$run" "${2//$folder\//}" "$LIGHTERING_COMMIT" "$3" >> "$runs"
 }
 
 # Runs a program of the bundle within what is left of the part's time; leaves all it printed in

@@ -177,7 +177,7 @@ fn steps(
     let outcome = Trainer::new(mode, shape, text, &mut *inputs, meter)
         .and_then(|trainer| trainer.run(options.steps, &mut show));
     if outcome.is_err() {
-        // What was enqueued still uses the memory that goes now. The first error is the one to tell.
+        // What was enqueued still uses the memory that goes now. The first error is what is told.
         let _ = inputs.backend().sync();
     }
     outcome

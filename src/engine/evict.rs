@@ -58,7 +58,10 @@ impl Engine {
                 self.stats.keep(why, len);
                 Ok(Some((id, Evict::Kept(why))))
             }
-            Advice::Evict(None) => Ok(None),
+            Advice::Evict(None) => {
+                self.stats.keep(Kept::AmongLast, len);
+                Ok(None)
+            }
             Advice::Evict(Some(homed)) => {
                 let became = self.evict(homed.storage, homed.stream)?;
                 Ok(Some((homed.storage, became)))
@@ -83,15 +86,15 @@ impl Engine {
         slot.must_be(Residency::Resident, OP)?;
         let has_copy = slot.block.is_some();
         self.policy.forget(id);
-        if self.busy.len() > self.options.events_max / 4 {
-            // Blocks given back with copies in flight hold events: let those that are done go.
-            self.settle_blocks()?;
-        }
         if self.prefetcher.pass_is_over() {
             self.next_pass();
         }
         let became = if has_copy { self.evict_clean(id, on)? } else { self.evict_copy(id, on)? };
-        self.release_owned(on)?;
+        match self.release_owned(on) {
+            // This storage is leaving; what could not be freed now is freed later.
+            Err(error) if error.is_retryable() => {}
+            other => other?,
+        }
         Ok(became)
     }
 
@@ -241,6 +244,7 @@ impl Engine {
         slot.ordinal = Some(ordinal);
         let (len, owner) = (slot.len, slot.owner);
         slot.ticket = self.ledgers[on].enter(id, owner, len);
+        self.ledgers[on].compact(owner, &self.slots, on);
         self.stats.evicted_bytes += len.0;
         self.stats.evicted_count += 1;
         Ok(())

@@ -69,6 +69,8 @@ pub struct Engine {
     prefetcher: Prefetcher,
     tell_dropped: Sender<StorageId>,
     dropped: Receiver<StorageId>,
+    /// Storages whose end was refused, not by a loss; tried again by `step` and at the end.
+    unended: VecDeque<StorageId>,
     stalls: VecDeque<(Point, Point)>,
     stats: Stats,
     /// With `verify`: the sums of copies under way.
@@ -131,6 +133,7 @@ impl Engine {
             urgent,
             tell_dropped,
             dropped,
+            unended: VecDeque::new(),
         };
         engine.with_checks()
     }
@@ -275,7 +278,30 @@ impl Engine {
             return Err(Error::new(Kind::Closed, op));
         }
         while let Ok(id) = self.dropped.try_recv() {
-            self.handle_dropped(id)?;
+            let ended = self.handle_dropped(id);
+            self.or_later(id, ended)?;
+        }
+        Ok(())
+    }
+
+    /// A storage whose end was refused (its stream is captured, no event is free) ends later: that
+    /// is no failure of the verb that met it.
+    fn or_later(&mut self, id: StorageId, ended: Result<()>) -> Result<()> {
+        match ended {
+            Err(error) if !error.is_lost() => {
+                self.unended.push_back(id);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Tries once more to end what could not be ended.
+    fn end_refused(&mut self) -> Result<()> {
+        for _ in 0..self.unended.len() {
+            let Some(id) = self.unended.pop_front() else { break };
+            let ended = self.handle_dropped(id);
+            self.or_later(id, ended)?;
         }
         Ok(())
     }

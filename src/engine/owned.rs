@@ -88,7 +88,7 @@ impl Engine {
             .slots
             .iter()
             .filter(|(_, slot)| slot.owner == Owner::Engine && slot.home == on)
-            .filter(|(_, slot)| slot.residency() == Residency::Refilling)
+            .filter(|(_, slot)| slot.residency() == Residency::Refilling && !slot.is_dropped)
             .map(|(key, _)| StorageId(key))
             .collect();
         for id in &ahead {

@@ -79,7 +79,11 @@ impl Engine {
         }
         let range = self.join_readers(id, on)?;
         if owner == Owner::Engine {
-            self.prefetch_owned(on)?;
+            match self.prefetch_owned(on) {
+                // This reader has its bytes; a guess that was refused costs time, later.
+                Err(error) if error.is_retryable() => self.stats.prefetch_refused_count += 1,
+                other => other?,
+            }
         }
         Ok(Acquire::Ready(range))
     }
@@ -103,9 +107,32 @@ impl Engine {
         self.make_slots()?;
         self.check_target(id, target, OP)?;
         self.refill_into(id, target, on, Inward::Urgent, Cause { op: OP })?;
-        self.note_asked(id, false)?;
-        self.claim(id, on)?;
-        self.join_readers(id, on)
+        match self.join_readers(id, on) {
+            Ok(range) => {
+                self.note_asked(id, false)?;
+                self.claim(id, on)?;
+                Ok(range)
+            }
+            Err(error) => {
+                // The framework drops the target now: it must not be the storage's any more.
+                self.undo_urgent(id, on)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn undo_urgent(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let slot = self.slots.get(id.0, "refill")?;
+        let (range, ready, stream) = (slot.range, slot.ready.clone(), self.ledgers[on].stream);
+        if let Some(range) = range {
+            let undone = self.undo_target_surely(id, range, stream, ready);
+            self.seen(undone)?;
+            self.ranges.remove(&range.at().0);
+        }
+        let slot = self.slots.get_mut(id.0, "refill")?;
+        slot.range = None;
+        slot.become_(Residency::Evicted(Tier::Host));
+        Ok(())
     }
 
     /// The storage of `compute` whose framework should take room next, and how much, so that it can
@@ -307,7 +334,7 @@ impl Engine {
     ) -> Error {
         let stream = self.ledgers[on].stream;
         let ready = failed.end.map(|end| (inward, end));
-        let undone = self.undo_target(id, target, stream, ready);
+        let undone = self.undo_target_surely(id, target, stream, ready);
         let mut error = failed.error;
         if let Ok(slot) = self.slots.get(id.0, cause.op) {
             error = error.at(slot.name).bytes(slot.len);
@@ -316,6 +343,26 @@ impl Engine {
             Err(error) => error,
             Ok(()) => Error::new(Kind::Busy, cause.op),
         }
+    }
+
+    /// The target goes behind what was enqueued, whatever the driver refuses on the way.
+    fn undo_target_surely(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        stream: StreamId,
+        ready: Option<(Inward, End)>,
+    ) -> Result<()> {
+        let mut undone = self.undo_target(id, target, stream, ready.clone());
+        if undone.as_ref().is_err_and(|error| !error.is_lost()) && self.backend.sync().is_ok() {
+            // As where a copy's end is not marked: for a driver that fails twice in a row there is
+            // no other proof that nothing writes the target any more.
+            if let Some((_, end)) = &ready {
+                end.point.set_done();
+            }
+            undone = self.undo_target(id, target, stream, ready);
+        }
+        undone
     }
 
     fn undo_target(

@@ -237,8 +237,12 @@ impl Mapping {
 
     /// Makes the system back every page, on several threads: one faults 5.6 GB/s, sixteen 34.
     fn touch(&self, threads_max: usize) {
+        let wanted = threads_max.min(self.len / TOUCH_BYTES_MIN);
+        if wanted <= 1 {
+            return touch_pages(self.base.as_ptr().expose_provenance(), 0, self.len);
+        }
         let cores = thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = cores.min(threads_max).min(self.len / TOUCH_BYTES_MIN).max(1);
+        let threads = cores.min(wanted);
         let share = self.len.div_ceil(threads).next_multiple_of(STEP as usize);
         let (base, len) = (self.base.as_ptr().expose_provenance(), self.len);
         thread::scope(|scope| {

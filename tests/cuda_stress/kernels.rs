@@ -1,5 +1,5 @@
-//! Kernels of the stress tests, in a form for each device: the crate's pattern (`kernels/`), and one
-//! that holds a stream.
+//! Kernels of the stress tests, in a form for each device: the crate's pattern (`kernels/`), and
+//! one that holds a stream.
 
 use lightering::backend::{Arg, Cost, Grid, HostArgs, Kernel};
 use lightering::{DeviceRange, Result};

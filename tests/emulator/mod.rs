@@ -64,9 +64,9 @@ pub fn run(name: &str, grid: &Grid, args: &mut HostArgs<'_>, order: Order) -> Re
     let size = [grid.blocks[0], grid.blocks[1], grid.threads[0]];
     let flat = grid.blocks[2] == 1 && grid.threads[1] == 1 && grid.threads[2] == 1;
     assert!(flat && grid.shared == 0, "the emulator knows no other grids");
-    // SAFETY: the names are those of functions in kernels/*.cu and emulator.cpp, with the signatures
-    // they have there. `args` has exclusive hold of the bytes that the kernel writes, and `guard`
-    // keeps another kernel from running at the same time.
+    // SAFETY: the names are those of functions in kernels/*.cu and emulator.cpp, with the
+    // signatures they have there. `args` has exclusive hold of the bytes that the kernel writes,
+    // and `guard` keeps another kernel from running at the same time.
     let wrong = unsafe {
         let guard = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = *library.get::<*mut c_void>(name.as_bytes()).unwrap();
@@ -161,7 +161,7 @@ fn compile() -> std::result::Result<Library, String> {
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
     sources.sort();
     let mut compiler = Command::new("g++");
-    // Without contraction, so that sums are those of the host forms; -Wall finds what NVRTC lets by.
+    // Without contraction, so that sums are those of the host forms.
     compiler.args([
         "-std=c++17",
         "-O1",

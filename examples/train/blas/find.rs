@@ -88,7 +88,7 @@ fn python_folders() -> Vec<PathBuf> {
 }
 
 fn open(library: &Path, helper: &Path) -> Result<&'static Library, String> {
-    // The helper is looked up by its bare name when the library is loaded: it must be there by then.
+    // The library asks for its helper by the bare name: by then that must be loaded.
     for name in [helper, library] {
         // SAFETY: the libraries are NVIDIA's, found under their own names; what they run when they
         // are loaded is theirs, and they stay loaded.

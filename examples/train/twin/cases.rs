@@ -102,7 +102,7 @@ pub(super) fn wide(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-type Make = Box<dyn Fn(&Shape) -> Vec<Data>>;
+type Make = Box<dyn Fn(&Shape) -> Vec<Tensor>>;
 type Launch = fn(&mut Queue<'_>, &Shape, &[DeviceRange]) -> Result<()>;
 
 /// One kernel on some sizes.
@@ -112,7 +112,7 @@ pub(super) struct Case {
     pub(super) hidden: u64,
     /// How far off it may be: bf16 keeps 8 bits, and rounds to the nearest but for Adam's weights.
     pub(super) allowed: f64,
-    pub(super) data: Make,
+    pub(super) tensors: Make,
     pub(super) launch: Launch,
 }
 
@@ -127,52 +127,127 @@ const NEAREST: f64 = 4.2e-3;
 const BY_CHANCE: f64 = 8.2e-3;
 const SINGLE: f64 = 1e-4;
 
-fn noise(seed: u64, len: u64, scale: f32) -> Vec<f32> {
-    (0..len).map(|i| wide(narrow(scale * uniform(seed, i)))).collect()
+/// A tensor that is not made yet: at the largest sizes none is made on the host.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tensor {
+    /// Numbers of the device's element, up to the scale.
+    Number {
+        seed: u64,
+        len: u64,
+        scale: f32,
+    },
+    /// Results in the device's element.
+    Blank {
+        len: u64,
+    },
+    /// Single-precision numbers up to the scale.
+    Single {
+        seed: u64,
+        len: u64,
+        scale: f32,
+    },
+    /// The same, above zero.
+    Positive {
+        seed: u64,
+        len: u64,
+        scale: f32,
+    },
+    /// Results in single precision.
+    BlankSingle {
+        len: u64,
+    },
+    Words {
+        seed: u64,
+        len: u64,
+    },
+    /// One byte more than there are tokens.
+    Text {
+        tokens: u64,
+    },
+    State,
 }
 
-fn number(seed: u64, len: u64) -> Data {
-    Data::Number(noise(seed, len, 1.0))
+impl Tensor {
+    pub(super) fn data(&self) -> Data {
+        let noise =
+            |seed, len, scale| (0..len).map(move |i| wide(narrow(scale * uniform(seed, i))));
+        let above = |scale: f32| move |x: f32| scale * (1.01 + x);
+        let nothing = |len| vec![f32::NAN; len as usize];
+        match *self {
+            Tensor::Number { seed, len, scale } => Data::Number(noise(seed, len, scale).collect()),
+            Tensor::Blank { len } => Data::Number(nothing(len)),
+            Tensor::Single { seed, len, scale } => Data::Single(noise(seed, len, scale).collect()),
+            Tensor::Positive { seed, len, scale } => {
+                Data::Single(noise(seed, len, 1.0).map(above(scale)).collect())
+            }
+            Tensor::BlankSingle { len } => Data::Single(nothing(len)),
+            Tensor::Words { seed, len } => {
+                Data::Words((0..len).map(|i| tally::mixed(seed ^ tally::mixed(i))).collect())
+            }
+            Tensor::Text { tokens } => {
+                // One byte is much more frequent than others.
+                let rare = |i| (128.0 + 127.0 * uniform(8, i)) as u8;
+                let byte = |i| if uniform(9, i) < -0.6 { 32 } else { rare(i) };
+                Data::Bytes((0..=tokens).map(byte).collect())
+            }
+            Tensor::State => Data::State([5, 7]),
+        }
+    }
+
+    /// Bytes on a device with elements of that size.
+    pub(super) fn bytes(&self, element: u64) -> u64 {
+        match *self {
+            Tensor::Number { len, .. } | Tensor::Blank { len } => len * element,
+            Tensor::Single { len, .. } | Tensor::Positive { len, .. } => 4 * len,
+            Tensor::BlankSingle { len } => 4 * len,
+            Tensor::Words { len, .. } => 8 * len,
+            Tensor::Text { tokens } => tokens + 1,
+            Tensor::State => 16,
+        }
+    }
 }
 
-fn blank(len: u64) -> Data {
-    Data::Number(vec![f32::NAN; len as usize])
+fn number(seed: u64, len: u64) -> Tensor {
+    Tensor::Number { seed, len, scale: 1.0 }
 }
 
-fn blank_single(len: u64) -> Data {
-    Data::Single(vec![f32::NAN; len as usize])
+fn blank(len: u64) -> Tensor {
+    Tensor::Blank { len }
 }
 
-/// Single-precision numbers above zero.
-fn positive(seed: u64, len: u64, scale: f32) -> Data {
-    Data::Single(noise(seed, len, 1.0).iter().map(|x| scale * (1.01 + x)).collect())
+fn blank_single(len: u64) -> Tensor {
+    Tensor::BlankSingle { len }
 }
 
-fn words(seed: u64, len: u64) -> Data {
-    Data::Words((0..len).map(|i| tally::mixed(seed ^ tally::mixed(i))).collect())
+fn positive(seed: u64, len: u64, scale: f32) -> Tensor {
+    Tensor::Positive { seed, len, scale }
 }
 
-/// A text in which one byte is much more frequent than others.
-fn text(shape: &Shape) -> Data {
-    let byte = |i| if uniform(9, i) < -0.6 { 32 } else { (128.0 + 127.0 * uniform(8, i)) as u8 };
-    Data::Bytes((0..=shape.tokens).map(byte).collect())
+fn words(seed: u64, len: u64) -> Tensor {
+    Tensor::Words { seed, len }
+}
+
+fn text(shape: &Shape) -> Tensor {
+    Tensor::Text { tokens: shape.tokens }
 }
 
 /// Every kernel of the model, on those sizes.
 pub(super) fn all(tokens: u64, hidden: u64) -> Vec<Case> {
-    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| Case {
+    let case = |name, allowed, tensors: fn(&Shape) -> Vec<Tensor>, launch| Case {
         name,
         tokens,
         hidden,
         allowed,
-        data: Box::new(data),
+        tensors: Box::new(tensors),
         launch,
     };
     let mut cases = products(tokens, hidden);
     cases.extend(ends(tokens, hidden));
     cases.extend(mixing(tokens, hidden));
     cases.extend([
-        case("act", NEAREST, act_data, |queue, _, at| act::act(queue, at[0], at[1], at[2], at[3])),
+        case("act", NEAREST, act_tensors, |queue, _, at| {
+            act::act(queue, at[0], at[1], at[2], at[3])
+        }),
         case(
             "act_back",
             NEAREST,
@@ -191,47 +266,54 @@ pub(super) fn all(tokens: u64, hidden: u64) -> Vec<Case> {
             |shape| vec![words(1, shape.boundary() / 4)],
             |queue, _, at| adam::fill(queue, at[0], 0, 0.0),
         ),
-        case("adam", BY_CHANCE, adam_data, |queue, shape, at| {
+        case("adam", BY_CHANCE, adam_tensors, |queue, shape, at| {
             let state = adam::State { grads: at[0], weights: at[1], mean: at[2], square: at[3] };
             adam::adam(queue, shape, &state, 3)
         }),
         case(
             "checksum",
             0.0,
-            |shape| vec![words(1, shape.boundary() / 4), words(2, tally::parts(0))],
+            |shape| {
+                let len = shape.boundary() / 4;
+                vec![words(1, len), words(2, tally::parts(8 * len))]
+            },
             |queue, _, at| tally::checksum(queue, at[0], at[1]),
         ),
-        case("tally", 1e-6, tally_data, |queue, _, at| tally::tally(queue, at[0], at[1], at[2])),
+        case("tally", 1e-6, tally_tensors, |queue, _, at| tally::tally(queue, at[0], at[1], at[2])),
     ]);
     cases
 }
 
-fn act_data(shape: &Shape) -> Vec<Data> {
+fn act_tensors(shape: &Shape) -> Vec<Tensor> {
     let (inner, outer) = (4 * shape.boundary(), shape.boundary());
     vec![number(1, inner), number(2, outer), blank(inner), blank(outer)]
 }
 
-fn adam_data(shape: &Shape) -> Vec<Data> {
+fn adam_tensors(shape: &Shape) -> Vec<Tensor> {
     let len = shape.boundary();
-    let mean = Data::Single(noise(3, len, 0.01));
+    let mean = Tensor::Single { seed: 3, len, scale: 0.01 };
     vec![number(1, len), number(2, len), mean, positive(4, len, 0.1)]
 }
 
-fn tally_data(shape: &Shape) -> Vec<Data> {
-    vec![words(1, tally::parts(0)), positive(2, shape.tokens, 3.0), Data::State([5, 7])]
+fn tally_tensors(shape: &Shape) -> Vec<Tensor> {
+    vec![words(1, tally::parts(0)), positive(2, shape.tokens, 3.0), Tensor::State]
 }
 
 /// The three forms that the model uses.
 fn products(tokens: u64, hidden: u64) -> Vec<Case> {
-    fn size(shape: &Shape) -> Size {
-        Size { m: shape.tokens, n: 256, k: shape.hidden }
+    // The largest is that of the layers; a small one is quickly computed on the host.
+    fn columns(shape: &Shape) -> u64 {
+        if shape.hidden < 4096 { 256 } else { shape.inner() }
     }
-    let case = |name, start: fn(u64) -> Data, launch| {
-        let data: Make = Box::new(move |shape: &Shape| {
-            let (a, b) = (number(1, shape.boundary()), number(2, shape.hidden * 256));
-            vec![a, b, start(shape.tokens * 256)]
+    fn size(shape: &Shape) -> Size {
+        Size { m: shape.tokens, n: columns(shape), k: shape.hidden }
+    }
+    let case = |name, start: fn(u64) -> Tensor, launch| {
+        let tensors: Make = Box::new(move |shape: &Shape| {
+            let (a, b) = (number(1, shape.boundary()), number(2, shape.hidden * columns(shape)));
+            vec![a, b, start(shape.tokens * columns(shape))]
         });
-        Case { name, tokens, hidden, allowed: NEAREST, data, launch }
+        Case { name, tokens, hidden, allowed: NEAREST, tensors, launch }
     };
     vec![
         case("product", blank, |queue, shape, at| {
@@ -249,12 +331,12 @@ fn products(tokens: u64, hidden: u64) -> Vec<Case> {
 }
 
 fn ends(tokens: u64, hidden: u64) -> Vec<Case> {
-    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| Case {
+    let case = |name, allowed, tensors: fn(&Shape) -> Vec<Tensor>, launch| Case {
         name,
         tokens,
         hidden,
         allowed,
-        data: Box::new(data),
+        tensors: Box::new(tensors),
         launch,
     };
     vec![
@@ -292,7 +374,8 @@ fn ends(tokens: u64, hidden: u64) -> Vec<Case> {
             "cross_entropy",
             NEAREST,
             |shape| {
-                let logits = Data::Number(noise(1, VOCABULARY * shape.tokens, 3.0));
+                let len = VOCABULARY * shape.tokens;
+                let logits = Tensor::Number { seed: 1, len, scale: 3.0 };
                 vec![logits, text(shape), blank_single(shape.tokens)]
             },
             |queue, shape, at| head::cross_entropy(queue, shape, at[0], at[1], at[2]),
@@ -301,24 +384,24 @@ fn ends(tokens: u64, hidden: u64) -> Vec<Case> {
 }
 
 fn mixing(tokens: u64, hidden: u64) -> Vec<Case> {
-    let case = |name, allowed, data: fn(&Shape) -> Vec<Data>, launch| Case {
+    let case = |name, allowed, tensors: fn(&Shape) -> Vec<Tensor>, launch| Case {
         name,
         tokens,
         hidden,
         allowed,
-        data: Box::new(data),
+        tensors: Box::new(tensors),
         launch,
     };
     vec![
-        case("norm_mix", NEAREST, norm_mix_data, |queue, shape, at| {
+        case("norm_mix", NEAREST, norm_mix_tensors, |queue, shape, at| {
             let source = Source { x: at[0], inv: at[2] };
             mix::norm_mix(queue, shape, source, at[1], at[3])
         }),
-        case("mix_back", NEAREST, mix_back_data, |queue, shape, at| {
+        case("mix_back", NEAREST, mix_back_tensors, |queue, shape, at| {
             let source = Source { x: at[0], inv: at[2] };
             mix::mix_back(queue, shape, source, at[1], at[3], at[4])
         }),
-        case("mix_grad", SINGLE, mix_grad_data, |queue, shape, at| {
+        case("mix_grad", SINGLE, mix_grad_tensors, |queue, shape, at| {
             let source = Source { x: at[0], inv: at[1] };
             mix::mix_grad(queue, shape, source, at[2], at[3])
         }),
@@ -326,7 +409,7 @@ fn mixing(tokens: u64, hidden: u64) -> Vec<Case> {
             "mix_sum",
             NEAREST,
             |shape| {
-                let partials = Data::Single(noise(1, shape.partials(), 1.0));
+                let partials = Tensor::Single { seed: 1, len: shape.partials(), scale: 1.0 };
                 vec![partials, blank(shape.layers * TAPS * shape.hidden)]
             },
             |queue, shape, at| mix::mix_sum(queue, shape, at[0], at[1]),
@@ -334,18 +417,18 @@ fn mixing(tokens: u64, hidden: u64) -> Vec<Case> {
     ]
 }
 
-fn norm_mix_data(shape: &Shape) -> Vec<Data> {
+fn norm_mix_tensors(shape: &Shape) -> Vec<Tensor> {
     let (rows, taps) = (shape.boundary(), TAPS * shape.hidden);
     vec![number(1, rows), number(2, taps), blank_single(shape.tokens), blank(rows)]
 }
 
-fn mix_back_data(shape: &Shape) -> Vec<Data> {
+fn mix_back_tensors(shape: &Shape) -> Vec<Tensor> {
     let (rows, taps) = (shape.boundary(), TAPS * shape.hidden);
     let inv = positive(3, shape.tokens, 1.0);
     vec![number(1, rows), number(2, taps), inv, number(4, rows), number(5, rows)]
 }
 
-fn mix_grad_data(shape: &Shape) -> Vec<Data> {
+fn mix_grad_tensors(shape: &Shape) -> Vec<Tensor> {
     let (rows, parts) = (shape.boundary(), TILES * TAPS * shape.hidden);
     vec![number(1, rows), positive(2, shape.tokens, 1.0), number(3, rows), blank_single(parts)]
 }

@@ -125,7 +125,8 @@ fn every_kernel_agrees_with_its_host_form() {
     if !emulator::is_here() {
         return;
     }
-    let mut rig = || Rig::new(emulated(&World::new(Config::default()), Order::Ascending)?);
+    let device = emulated(&World::new(Config::default()), Order::Ascending).unwrap();
+    let mut rig = Rig::new(device).unwrap();
     for (tokens, hidden) in SHAPES {
         let wrong = compare(&mut rig, &some(tokens, hidden), &mut |_| ());
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -137,14 +138,13 @@ fn no_kernel_depends_on_the_order_of_its_threads() {
     if !emulator::is_here() {
         return;
     }
+    let [mut up, mut down] = [Order::Ascending, Order::Descending]
+        .map(|order| Rig::new(emulated(&World::new(Config::default()), order).unwrap()).unwrap());
     for (tokens, hidden) in SHAPES {
+        let shape = cases::shape(tokens, hidden, 2);
         for case in some(tokens, hidden) {
-            let of = |order| {
-                let rig = Rig::new(emulated(&World::new(Config::default()), order).unwrap());
-                rig.unwrap().run(&case, &cases::shape(tokens, hidden, 2)).unwrap()
-            };
-            let [up, down] = [Order::Ascending, Order::Descending].map(of);
-            assert!(up == down, "{}, {tokens} x {hidden}", case.name);
+            let [a, b] = [&mut up, &mut down].map(|rig| rig.run(&case, &shape).unwrap());
+            assert!(a == b, "{}, {tokens} x {hidden}", case.name);
         }
     }
 }

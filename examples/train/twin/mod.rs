@@ -16,7 +16,6 @@ mod real;
 mod rig;
 
 use cases::{Case, Data};
-use lightering::Result;
 use rig::Rig;
 
 /// Sizes that leave a remainder at every loop of the kernels: tokens and channels.
@@ -29,16 +28,13 @@ fn off(wanted: &[Data], got: &[Data]) -> f64 {
 }
 
 /// One line a case: name, sizes, how far off; the lines of those too far off are returned.
-fn compare(
-    rig: &mut dyn FnMut() -> Result<Rig>,
-    cases: &[Case],
-    say: &mut dyn FnMut(&str),
-) -> Vec<String> {
+fn compare(rig: &mut Rig, cases: &[Case], say: &mut dyn FnMut(&str)) -> Vec<String> {
     let mut wrong = Vec::new();
+    let mut simulated = Rig::simulated().unwrap();
     for case in cases {
         let shape = |element| cases::shape(case.tokens, case.hidden, element);
-        let wanted = Rig::simulated().and_then(|rig| rig.run(case, &shape(4))).unwrap();
-        let got = rig().and_then(|rig| rig.run(case, &shape(2)));
+        let wanted = simulated.run(case, &shape(4)).unwrap();
+        let got = rig.run(case, &shape(2));
         let name = format!("{:14} {:5} x {:4}", case.name, case.tokens, case.hidden);
         let line = match got {
             Ok(got) => {

@@ -10,7 +10,7 @@
 //!
 //! `twin` uses it.
 
-use super::cases::{Case, Data};
+use super::cases::{Case, Data, Tensor};
 use crate::queue::Queue;
 use crate::shape::{Shape, aligned};
 use crate::staging::Staging;
@@ -40,9 +40,9 @@ impl Rig {
     }
 
     /// Runs the case; its tensors as the kernel left them.
-    pub(super) fn run(mut self, case: &Case, shape: &Shape) -> Result<Vec<Data>> {
+    pub(super) fn run(&mut self, case: &Case, shape: &Shape) -> Result<Vec<Data>> {
         let element = shape.element;
-        let data = (case.data)(shape);
+        let data: Vec<Data> = (case.tensors)(shape).iter().map(Tensor::data).collect();
         let mut places = Vec::new();
         for tensor in &data {
             let bytes = tensor.bytes(element);
@@ -72,6 +72,13 @@ impl Rig {
         }
         self.backend.sync()?;
         Ok(results)
+    }
+
+    /// Takes device memory and puts the bytes there.
+    pub(super) fn upload(&mut self, bytes: &[u8]) -> Result<DeviceRange> {
+        let range = Queue::new(&mut *self.backend, self.stream).take(bytes.len() as u64)?;
+        self.copy(range, &mut bytes.to_vec(), true)?;
+        Ok(range)
     }
 
     /// Copies all bytes of a range from or to the host.

@@ -89,8 +89,9 @@ impl Adversary {
 
     fn progress(&mut self, machine: &mut Machine, slot: u32) {
         if let Some(Op::Copy(copy)) = machine.queues[slot as usize].ops.front_mut() {
-            let left = copy.pieces_left();
-            let count = match if left > 1 { self.schedule.choose(3) } else { 0 } {
+            let (left, slow) = (copy.pieces_left(), copy.slow);
+            let count = match if left > 1 && slow == 1 { self.schedule.choose(3) } else { 0 } {
+                _ if slow > 1 => 1,
                 0 => left,
                 1 => left.div_ceil(2),
                 _ => 1,
@@ -101,6 +102,9 @@ impl Adversary {
                     copy.shuffle(first, 1 + self.schedule.choose(left));
                 }
                 copy.advance(count);
+                if slow > 1 {
+                    machine.queues[slot as usize].stalled += slow;
+                }
                 return;
             }
         }

@@ -46,11 +46,19 @@ const SPOTS: usize = Spot::Any as usize + 1;
 pub enum Fault {
     /// The call fails with `OutOfMemory` (driver code 2) and has no effect.
     Refuse,
+    /// The call fails with this driver code, which is no want of memory, and has no effect.
+    Reject(u32),
     /// At a query: it and the following ones, so many in all, answer "not yet".
     NotReady(u32),
     /// At a copy, record, wait or launch: the call works, but its stream stands still for so many
     /// steps of the adversary's clock, or microseconds of the timed one.
     Stall(u32),
+    /// At a copy: the call works, and the copy takes so many times as long. Under an adversary it
+    /// moves a piece at a time, and stands still for so many steps after each.
+    Slow(u32),
+    /// At a copy, record, wait or launch on a stream that somebody adopted: a third party begins to
+    /// capture it. This call and the next ones that name the stream, so many in all, find it so.
+    Capture(u32),
     /// The device is lost, with this driver code; every later verb says so.
     Fatal(u32),
 }
@@ -98,11 +106,12 @@ pub(super) struct Faults {
     plan: FaultPlan,
     counts: [u64; SPOTS],
     not_ready: u32,
+    pub(super) struck: u64,
 }
 
 impl Faults {
     pub(super) fn new(plan: FaultPlan) -> Faults {
-        Faults { plan, counts: [0; SPOTS], not_ready: 0 }
+        Faults { plan, counts: [0; SPOTS], not_ready: 0, struck: 0 }
     }
 
     /// Counts one call and says what strikes it.
@@ -111,6 +120,7 @@ impl Faults {
         *count += 1;
         let ordered = self.plan.rules.iter().find(|rule| rule.spot == spot && rule.nth == *count);
         if let Some(rule) = ordered {
+            self.struck += 1;
             return Some(rule.fault);
         }
         let chance = self.plan.chance.as_mut().filter(|_| spot != Spot::Any)?;
@@ -118,6 +128,7 @@ impl Faults {
             return None;
         }
         let times = 1 + chance.dice.below(8) as u32;
+        self.struck += 1;
         Some(match spot {
             Spot::Query => Fault::NotReady(times),
             Spot::Copy | Spot::Record | Spot::Wait | Spot::Launch if times > 4 => {
@@ -150,7 +161,11 @@ pub(super) fn code_name(code: u32) -> &'static str {
         702 => "CUDA_ERROR_LAUNCH_TIMEOUT",
         709 => "CUDA_ERROR_CONTEXT_IS_DESTROYED",
         716 => "CUDA_ERROR_MISALIGNED_ADDRESS",
+        712 => "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
         719 => "CUDA_ERROR_LAUNCH_FAILED",
+        800 => "CUDA_ERROR_NOT_PERMITTED",
+        801 => "CUDA_ERROR_NOT_SUPPORTED",
+        900 => "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         999 => "CUDA_ERROR_UNKNOWN",
         _ => "CUDA_ERROR",
     }

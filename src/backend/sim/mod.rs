@@ -219,6 +219,11 @@ impl World {
         self.lock().removals_refused
     }
 
+    /// How many ordered faults have struck.
+    pub fn faults_struck(&self) -> u64 {
+        self.lock().faults.struck
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A kernel's host form that panicked leaves the state whole: its op was taken off first.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

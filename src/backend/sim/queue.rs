@@ -51,6 +51,8 @@ pub(super) struct Copy {
     pub(super) way: Way,
     /// Regions (pinned or adopted) that must stay while it is queued; 0 means none.
     pub(super) holds: [u64; 2],
+    /// It takes so many times as long as it should.
+    pub(super) slow: u32,
     /// Pieces moved so far, in the order `first`, `first + stride`, ... modulo all pieces.
     moved: usize,
     first: usize,
@@ -59,7 +61,7 @@ pub(super) struct Copy {
 
 impl Copy {
     pub(super) fn new(to: HostPtr, from: HostPtr, len: usize, way: Way, holds: [u64; 2]) -> Copy {
-        Copy { to, from, len, way, holds, moved: 0, first: 0, stride: 1 }
+        Copy { to, from, len, way, holds, slow: 1, moved: 0, first: 0, stride: 1 }
     }
 
     pub(super) fn pieces(&self) -> usize {
@@ -131,6 +133,10 @@ pub(super) struct Queue {
     /// Not closed by its owner.
     pub(super) open: bool,
     pub(super) capturing: bool,
+    /// Calls that will find it captured by a third party.
+    pub(super) captured: u32,
+    /// Somebody knows it by its raw handle.
+    pub(super) adopted: bool,
     /// Steps, or microseconds, that it stands still for.
     pub(super) stalled: u32,
     /// The head is on the timed device.
@@ -147,11 +153,20 @@ impl Queue {
             host,
             open: true,
             capturing: false,
+            captured: 0,
+            adopted: false,
             stalled: 0,
             running: false,
             done: 0,
             ops: VecDeque::new(),
         }
+    }
+
+    /// Is it being captured? Each time it is asked, a third party's capture comes nearer its end.
+    pub(super) fn is_capturing(&mut self) -> bool {
+        let captured = self.captured > 0;
+        self.captured = self.captured.saturating_sub(1);
+        self.capturing || captured
     }
 
     /// Number of the op enqueued last.

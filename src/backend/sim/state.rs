@@ -82,36 +82,46 @@ impl State {
         }
     }
 
-    /// Lets an ordered fault strike a call that is right otherwise.
+    /// Lets an ordered fault strike a call that is right otherwise. Returns how many times as long
+    /// what it enqueues will take.
     pub(super) fn strike(
         &mut self,
         device: u32,
         spot: Spot,
         lane: Option<u32>,
         op: &'static str,
-    ) -> Result<()> {
+    ) -> Result<u32> {
+        let queue = lane.and_then(|slot| self.machine.queues.get_mut(slot as usize));
         match self.faults.meet(spot) {
-            None => Ok(()),
-            Some(Fault::Refuse) => Err(Error::new(Kind::OutOfMemory, op)
-                .code(2, code_name(2))
-                .detail("a fault that was ordered")),
+            None => {}
+            Some(Fault::Refuse) => {
+                return Err(Error::new(Kind::OutOfMemory, op)
+                    .code(2, code_name(2))
+                    .detail("a fault that was ordered"));
+            }
             Some(Fault::Fatal(code)) => {
                 self.machine.device(device).broken = Some((code, String::new()));
-                self.report(device, op)
+                self.report(device, op)?;
             }
-            Some(Fault::NotReady(times)) => {
-                self.faults.hold_back(times);
-                Ok(())
+            Some(Fault::Reject(code)) => {
+                let misuse = if code == 712 { Misuse::Overlap } else { Misuse::BadValue };
+                return Err(Error::usage(misuse, op).code(code, code_name(code)));
             }
+            Some(Fault::NotReady(times)) => self.faults.hold_back(times),
             Some(Fault::Stall(steps)) => {
-                if let Some(queue) =
-                    lane.and_then(|slot| self.machine.queues.get_mut(slot as usize))
-                {
+                if let Some(queue) = queue {
                     queue.stalled = queue.stalled.saturating_add(steps);
                 }
-                Ok(())
+            }
+            Some(Fault::Slow(times)) => return Ok(times.max(1)),
+            Some(Fault::Capture(calls)) => {
+                if let Some(queue) = queue.filter(|queue| queue.adopted && calls > 0) {
+                    queue.captured = calls - 1;
+                    return Err(captured(op));
+                }
             }
         }
+        Ok(1)
     }
 
     /// Lets the host pay for a call.
@@ -192,9 +202,13 @@ impl State {
         op: &'static str,
     ) -> Result<u32> {
         let lane = self.machine.lane(user, stream.0, op)?;
-        if self.machine.queues[lane.slot as usize].capturing {
-            return Err(Error::usage(Misuse::Capturing, op));
+        if self.machine.queues[lane.slot as usize].is_capturing() {
+            return Err(captured(op));
         }
         Ok(lane.slot)
     }
+}
+
+fn captured(op: &'static str) -> Error {
+    Error::usage(Misuse::Capturing, op).code(900, code_name(900))
 }

@@ -125,7 +125,8 @@ impl Timeline {
         match task.doing {
             Doing::Starting(way) => {
                 if let Some(Op::Copy(copy)) = machine.queues[slot as usize].ops.front() {
-                    (task.doing, task.left) = (Doing::Moving(way), copy.len as f64);
+                    let left = copy.len as f64 * f64::from(copy.slow);
+                    (task.doing, task.left) = (Doing::Moving(way), left);
                 }
                 return;
             }

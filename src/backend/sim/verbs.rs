@@ -53,12 +53,14 @@ impl Sim {
         let (near, adopted) = state.machine.device_bytes(self.seat.device, device, op)?;
         let (far, region) = state.machine.pinned_bytes(pinned, op)?;
         let len = device.len().to_usize()?;
-        state.strike(self.seat.device, Spot::Copy, Some(slot), op)?;
+        let slow = state.strike(self.seat.device, Spot::Copy, Some(slot), op)?;
         state.charge(|model| model.copy_call_ns);
         let holds = [adopted, region];
         holds.iter().for_each(|region| state.machine.regions.hold(*region));
         let (to, from) = if way == Way::Out { (far, near) } else { (near, far) };
-        state.push(slot, Op::Copy(Copy::new(to, from, len, way, holds)), op).map(drop)
+        let mut copy = Copy::new(to, from, len, way, holds);
+        copy.slow = slow;
+        state.push(slot, Op::Copy(copy), op).map(drop)
     }
 }
 
@@ -174,6 +176,7 @@ impl Backend for Sim {
             return Err(Error::usage(Misuse::WrongDevice, OP));
         }
         let lane = Lane { slot, uid: queue.uid, owned: false };
+        state.machine.queues[slot as usize].adopted = true;
         let key = state.machine.users[self.seat.user].streams.insert(lane);
         key.map(StreamId).ok_or_else(|| Error::new(Kind::OutOfMemory, OP))
     }
@@ -330,7 +333,7 @@ impl Backend for Sim {
         let mut state = self.seat.lock();
         state.enter(self.seat.device, "capturing")?;
         let lane = state.machine.lane(self.seat.user, stream.0, "capturing")?;
-        Ok(state.machine.queues[lane.slot as usize].capturing)
+        Ok(state.machine.queues[lane.slot as usize].is_capturing())
     }
 
     fn sync(&mut self) -> Result<()> {
