@@ -183,7 +183,7 @@ fn a_changed_byte_is_counted(backend: Box<dyn Backend>) -> Result<()> {
     let (at, bad) = (rig.take(len)?, rig.take(pattern::COUNT_BYTES)?);
     pattern::fill(&mut *rig.backend, at, seed, rig.on)?;
     assert_eq!(rig.read(at)?, filled(&host, len as usize));
-    let mut count = |rig: &mut Rig, seed| -> Result<u64> {
+    let count = |rig: &mut Rig, seed| -> Result<u64> {
         rig.write(bad, &[0; 8])?;
         pattern::check(&mut *rig.backend, at, bad, seed, rig.on)?;
         Ok(u64::from_le_bytes(rig.read(bad)?.try_into().unwrap()))
