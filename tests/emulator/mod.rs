@@ -32,7 +32,8 @@ pub enum Order {
 
 /// Says something that the harness does not swallow.
 pub fn aloud(what: &str) {
-    writeln!(std::io::stderr(), "{what}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "{what}").unwrap();
 }
 
 /// Can kernels be run here? Says aloud where they cannot.
