@@ -202,16 +202,15 @@ impl Figures {
     fn words(&self, wish: &Wish) -> String {
         let time =
             |seconds: f64| format!("{:?}", Duration::from_secs_f64(seconds)).replace('\u{b5}', "u");
+        let compute = format!("compute ({}), alone", wish.kind.name());
+        let copies = format!("{} x {}", wish.count, wish.bytes);
         format!(
-            "raw copies out and back, alone   {} ({} x {})\n\
-             compute ({}), alone            {}\n\
+            "raw copies out and back, alone   {} ({copies})\n\
+             {compute:32} {}\n\
              both, copies by the engine       {}\n\
              both, raw copies                 {}\n\
              engine over raw                  {:.4}\n",
             time(self.copy),
-            wish.count,
-            wish.bytes,
-            wish.kind.name(),
             time(self.compute),
             time(self.both),
             time(self.both_raw),
