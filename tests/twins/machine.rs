@@ -39,8 +39,6 @@ pub(crate) struct Item {
     /// The device bytes, where they are the framework's own.
     pub(crate) range: Option<DeviceRange>,
     pub(crate) is_owned: bool,
-    /// The engine had to do with the bytes: a dropped handle is named by `releasable`.
-    is_touched: bool,
 }
 
 pub(crate) struct Machine {
@@ -121,8 +119,8 @@ impl Machine {
         let bytes = self.side.engine.range(handle.id()).unwrap();
         self.side.fill(s, bytes, seed);
         self.added += 1;
-        let (writer, readers, is_touched) = (Some(s), Vec::new(), false);
-        let item = Item { handle, number, len, seed, writer, readers, range, is_owned, is_touched };
+        let (writer, readers) = (Some(s), Vec::new());
+        let item = Item { handle, number, len, seed, writer, readers, range, is_owned };
         self.items.push(item);
     }
 
@@ -147,7 +145,6 @@ impl Machine {
     fn left(&mut self, id: StorageId, became: Evict) {
         let item = self.find(id).expect("a storage that leaves is the program's");
         let number = item.number;
-        item.is_touched |= !matches!(became, Evict::Kept(_));
         self.told(match became {
             Evict::Moving(_) => Outcome::Moving(number),
             Evict::Clean => Outcome::Clean(number),
@@ -312,7 +309,7 @@ impl Machine {
         if !is_fetched {
             self.side.give(s, target.at());
         } else if let Some(item) = self.find(id) {
-            (item.range, item.is_touched) = (Some(target), true);
+            item.range = Some(target);
         }
         is_fetched
     }
@@ -369,10 +366,8 @@ impl Machine {
         let id = item.handle.id();
         self.dead.push(id);
         drop(item.handle);
-        match item.range {
-            Some(range) if item.is_touched => drop(self.graves.insert(id, (item.number, range))),
-            Some(range) => self.side.give(s, range.at()),
-            None => {}
+        if let Some(range) = item.range {
+            self.graves.insert(id, (item.number, range));
         }
     }
 
