@@ -31,8 +31,6 @@ struct Item {
     /// The device bytes, where they are the framework's own.
     range: Option<DeviceRange>,
     is_owned: bool,
-    /// The engine had to do with the bytes: a dropped handle is named by `releasable`.
-    is_touched: bool,
 }
 
 struct Machine {
@@ -85,8 +83,7 @@ impl Machine {
         let bytes = self.rig.engine.range(handle.id()).unwrap();
         self.rig.fill(s, bytes, seed);
         let (writer, readers) = (Some(s), Vec::new());
-        let is_touched = false;
-        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned, is_touched });
+        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned });
     }
 
     /// The engine orders what it knows of; the producer's stream is the framework's own affair.
@@ -103,14 +100,6 @@ impl Machine {
         }
     }
 
-    fn left(&mut self, id: StorageId, became: Evict) {
-        if !matches!(became, Evict::Kept(_))
-            && let Some(item) = self.items.iter_mut().find(|item| item.handle.id() == id)
-        {
-            item.is_touched = true;
-        }
-    }
-
     fn evict(&mut self, i: usize, s: usize, through_policy: bool) {
         self.order_after_writer(i, s);
         let on = self.rig.streams[s].engine;
@@ -118,14 +107,13 @@ impl Machine {
         let state = self.rig.engine.residency(id).unwrap();
         if through_policy {
             match self.rig.engine.offer(id, on) {
-                Ok(Some((id, became))) => self.left(id, became),
-                Ok(None) => {}
+                Ok(_) => {}
                 Err(error) => assert_eq!(error.misuse(), Some(Misuse::State), "{error}"),
             }
             return;
         }
         match self.rig.engine.evict(id, on) {
-            Ok(became) => self.left(id, became),
+            Ok(_) => {}
             Err(error) if state != Residency::Resident => {
                 assert_eq!(error.misuse(), Some(Misuse::State));
             }
@@ -214,7 +202,7 @@ impl Machine {
             let Some(target) = allowed(self.rig.take(s, len)) else { return };
             let item = self.items.iter_mut().find(|item| item.handle.id() == id).unwrap();
             match self.rig.engine.prefetch(id, target, on) {
-                Ok(()) => (item.range, item.is_touched) = (Some(target), true),
+                Ok(()) => item.range = Some(target),
                 Err(error) => {
                     assert!(error.is_retryable(), "{error:?}");
                     return self.rig.give(s, target.at());
@@ -260,11 +248,7 @@ impl Machine {
         let id = item.handle.id();
         drop(item.handle);
         if let Some(range) = item.range {
-            if item.is_touched {
-                self.graves.insert(id, range);
-            } else {
-                self.rig.give(s, range.at());
-            }
+            self.graves.insert(id, range);
         }
     }
 

@@ -15,10 +15,11 @@
 
 use super::Engine;
 use crate::backend::Backend;
-use crate::error::{Kind, Result};
+use crate::error::Result;
 use crate::storage::{Inward, Owner, Slot};
 use crate::trace::Site;
 use crate::unit::{StorageId, Table};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 impl Engine {
@@ -159,8 +160,7 @@ impl Engine {
         if let (Owner::Engine, Some(range)) = (slot.owner, slot.range) {
             let home = self.ledgers.get(slot.home).map(|ledger| ledger.stream);
             let Some(home) = home else { return Ok(()) };
-            let freed = self.backend.free_device(range.at(), home);
-            self.seen(freed)?;
+            self.free(range, home)?;
         }
         match slot.block {
             Some(block) => self.give_back(block, None),
@@ -172,11 +172,9 @@ impl Engine {
     fn wait_until(&mut self, deadline: Duration) -> Result<bool> {
         let start = Instant::now();
         loop {
-            match self.step() {
-                // Nobody is left to be told.
-                Err(error) if error.kind() == Kind::Corrupt => {}
-                other => other?,
-            }
+            // Nobody is left to be told of anything but a loss, and what was refused may work later.
+            let stepped = self.step();
+            self.refusal(stepped)?;
             let moving = [&self.out, &self.ahead, &self.urgent];
             if moving.iter().all(|lane| lane.last().is_none()) {
                 return Ok(true);
@@ -200,6 +198,9 @@ impl Engine {
                 // Dropping a block without giving it back puts it into the pool's quarantine.
                 drop(slot);
             }
+        }
+        for (range, _) in self.owed.drain(..) {
+            self.stats.leaked_on_purpose_bytes += range.len().0;
         }
         if let Some(checks) = self.checks.take() {
             self.stats.leaked_on_purpose_bytes += checks.bytes().0;
@@ -229,11 +230,14 @@ impl Drop for Engine {
         if self.is_closed {
             return;
         }
-        let idle = self.wait_until(self.options.drop_deadline);
-        if idle.is_ok_and(|idle| idle) {
-            // What it cannot close it counts; what it has to report nobody is left to hear.
-            let _ = self.shutdown();
-        }
+        // A panic that left a drop would end the process where another one is under way.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let idle = self.wait_until(self.options.drop_deadline);
+            if idle.is_ok_and(|idle| idle) {
+                // What it cannot close it counts; what it has to report nobody is left to hear.
+                let _ = self.shutdown();
+            }
+        }));
         if !self.is_closed {
             self.leak();
         }
