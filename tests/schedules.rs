@@ -52,6 +52,8 @@ fn run(seed: u64, is_told: bool) -> Outcome {
         Ok(mut machine) => {
             let went = drive(&mut machine);
             happened = machine.happened;
+            happened[Kind::EngineDropped as usize] = went.is_ok() && plan.end == End::Drop;
+            happened[Kind::EngineForgotten as usize] = went.is_ok() && plan.end == End::Exit;
             end(machine, went)
         }
         Err(_) => true,
@@ -60,11 +62,13 @@ fn run(seed: u64, is_told: bool) -> Outcome {
     let wrong = wrong.lock().unwrap();
     assert!(wrong.is_empty(), "wrong bytes: {}", wrong.join("; "));
     assert_eq!(log.checker.total(), 0, "hazards: {}", log.told());
+    assert_eq!(world.removals_refused(), 0, "memory was to go that queued work still used");
     let steps = world.now().as_nanos() as u64;
     assert!(steps < STEPS_MAX, "{steps} steps");
     for kind in plan.kinds() {
         happened[kind as usize] = true;
     }
+    happened[Kind::TornCopy as usize] = true;
     Outcome {
         is_latched,
         faults_struck: world.faults_struck(),
@@ -150,8 +154,7 @@ fn finish(machine: &mut Machine<'_>) -> Go {
     let plan = machine.plan;
     machine.read_all()?;
     for s in 0..machine.bench.streams.len() {
-        let on = machine.bench.streams[s].engine;
-        insist(plan, || machine.engine.lock().flush(on))?;
+        machine.flush(s)?;
     }
     // Once for the copies, once for the fence behind them, and as often as answers are held back.
     for round in 0..200 {
@@ -207,35 +210,83 @@ fn replay() {
     }
 }
 
+/// Sums of many runs.
+#[derive(Default)]
+struct Tally {
+    runs: u64,
+    faulty: u64,
+    latched: u64,
+    records: u64,
+    kinds: [u64; Kind::COUNT],
+}
+
+impl Tally {
+    fn add(&mut self, outcome: &Outcome) {
+        self.runs += 1;
+        self.faulty += u64::from(outcome.is_faulty());
+        self.latched += u64::from(outcome.is_latched);
+        self.records += outcome.records;
+        for (count, happened) in self.kinds.iter_mut().zip(outcome.happened) {
+            *count += u64::from(happened);
+        }
+    }
+
+    fn print(&self, first: u64, time: Duration) {
+        let each = time.as_secs_f64() * 1e6 / self.runs as f64;
+        println!(
+            "{} runs from seed {first}: {each:.0} us and {} records each, {:.1} % with faults, \
+             {} lost their device",
+            self.runs,
+            self.records / self.runs,
+            100.0 * self.faulty as f64 / self.runs as f64,
+            self.latched
+        );
+        for (kind, count) in Kind::ALL.iter().zip(self.kinds) {
+            println!("  {:<18} in {count} runs", format!("{kind:?}"));
+        }
+    }
+}
+
+impl Outcome {
+    /// Something went wrong in it, ordered of the device or done by the process.
+    fn is_faulty(&self) -> bool {
+        let process = Kind::OF_PROCESS.iter().any(|kind| self.happened[*kind as usize]);
+        self.faults_struck > 0 || process
+    }
+}
+
+/// So many runs where nobody says how many, or those of a minute.
+const RUNS: u64 = 300_000;
+
 #[test]
 fn no_schedule_and_no_fault_loses_a_byte_or_leaves_anything_behind() {
     let start = Instant::now();
     let first = number("LIGHTERING_SEED").unwrap_or(0);
-    let count = number("LIGHTERING_SCHEDULES");
-    let time_max = if count.is_some() { Duration::MAX } else { Duration::from_secs(60) };
-    let mut runs = 0;
-    let mut kinds = [0u64; Kind::COUNT];
-    let (mut faulty, mut latched, mut records) = (0, 0, 0);
-    while runs < count.unwrap_or(200_000) && start.elapsed() < time_max {
-        let outcome = told(first + runs);
-        runs += 1;
-        let process = [Kind::HandleDropped, Kind::HandleForgotten, Kind::TicketForgotten];
-        let by_process = process.iter().any(|kind| outcome.happened[*kind as usize]);
-        faulty += u64::from(outcome.faults_struck > 0 || by_process);
-        latched += u64::from(outcome.is_latched);
-        records += outcome.records;
-        for (count, happened) in kinds.iter_mut().zip(outcome.happened) {
-            *count += u64::from(happened);
-        }
+    let asked = number("LIGHTERING_SCHEDULES");
+    let time_max = if asked.is_some() { Duration::MAX } else { Duration::from_secs(60) };
+    let mut tally = Tally::default();
+    while tally.runs < asked.unwrap_or(RUNS) && start.elapsed() < time_max {
+        tally.add(&told(first + tally.runs));
     }
-    let time = start.elapsed();
-    println!(
-        "{runs} runs from seed {first}: {:.0} us and {} records each, {}% with faults, {latched} latched",
-        time.as_secs_f64() * 1e6 / runs as f64,
-        records / runs,
-        100 * faulty / runs
-    );
-    for (kind, count) in Kind::ALL.iter().zip(kinds) {
-        println!("  {:<18} {count}", format!("{kind:?}"));
+    tally.print(first, start.elapsed());
+    if tally.runs >= 10_000 {
+        assert!(tally.faulty * 10 >= tally.runs * 7, "{} of {}", tally.faulty, tally.runs);
+        let never = Kind::ALL.iter().zip(tally.kinds).find(|(_, count)| *count == 0);
+        assert!(never.is_none(), "{never:?} never happened");
     }
+}
+
+#[test]
+fn equal_seeds_give_equal_traces() {
+    let digests: Vec<u64> = (0..2_000)
+        .map(|seed| {
+            let outcome = told(seed);
+            assert_eq!(outcome, told(seed), "seed {seed}");
+            outcome.digest
+        })
+        .collect();
+    let mut unlike = digests.clone();
+    unlike.sort_unstable();
+    unlike.dedup();
+    assert!(unlike.len() * 10 > digests.len() * 9, "{} traces differ", unlike.len());
 }

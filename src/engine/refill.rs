@@ -331,9 +331,11 @@ impl Engine {
         if let Ok(slot) = self.slots.get(id.0, cause.op) {
             error = error.at(slot.name).bytes(slot.len);
         }
-        match self.seen(Err::<(), Error>(error)).and(undone) {
-            Err(error) => error,
-            Ok(()) => Error::new(Kind::Busy, cause.op),
+        match (self.refusal::<()>(Err(error)), undone) {
+            // A loss on the way back outweighs what led there.
+            (Err(lost), _) | (_, Err(lost)) => lost,
+            (Ok(Some(error)), Ok(())) => error,
+            (Ok(None), Ok(())) => Error::new(Kind::Busy, cause.op),
         }
     }
 

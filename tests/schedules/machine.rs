@@ -364,6 +364,24 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
+    /// Makes everything of a stream go. Where every event is in use, those of others go first.
+    pub(crate) fn flush(&mut self, s: usize) -> Go {
+        let on = self.bench.streams[s].engine;
+        for _ in 0..TRIES {
+            let flushed = self.engine.lock().flush(on);
+            if self.allowed(flushed)?.is_some() {
+                return Ok(());
+            }
+            insist(self.plan, || self.bench.sim.sync())?;
+            let stepped = self.engine.lock().step();
+            self.allowed(stepped)?;
+            for s in 0..self.bench.streams.len() {
+                self.pull(s)?;
+            }
+        }
+        panic!("nothing goes: {:?}", self.engine);
+    }
+
     fn cancel(&mut self, i: usize, s: usize) -> Go {
         let on = self.bench.streams[s].engine;
         let id = self.items[i].handle.id();

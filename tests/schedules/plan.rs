@@ -123,6 +123,16 @@ impl Kind {
         Kind::EngineForgotten,
     ];
 
+    /// Those that the process does; what its handles do counts where it is out of the ordinary.
+    pub(crate) const OF_PROCESS: [Kind; 6] = [
+        Kind::HandleDropped,
+        Kind::HandleForgotten,
+        Kind::TicketForgotten,
+        Kind::PanicInCallback,
+        Kind::EngineDropped,
+        Kind::EngineForgotten,
+    ];
+
     /// Is the device lost by it?
     pub(crate) fn is_fatal(self) -> bool {
         matches!(self, Kind::FatalCode | Kind::ContextDestroyed | Kind::Deinitialized)
@@ -174,21 +184,21 @@ impl Plan {
         let pool = Bytes::kib(dice.one(&[4, 8, 16, 32]));
         let device = Bytes::kib(dice.one(&[6, 12, 64, 64]));
         let options = bounds(&mut dice);
-        let end = dice.one(&[End::Finish; 14]);
-        let end = match dice.below(16) {
-            0 => End::Drop,
-            1 => End::Exit,
-            _ => end,
+        let end = match dice.below(1024) {
+            // Nobody gives its memory back in this process either: few of them.
+            0 | 1 => End::Exit,
+            2..64 => End::Drop,
+            _ => End::Finish,
         };
         let mut faults = Vec::new();
         // A quarter of the runs is meant to go as well as any can.
-        let count = dice.one(&[0, 1, 1, 2, 2, 3, 4, 0]);
+        let count = dice.one(&[0, 1, 1, 2, 2, 3, 3, 4]);
         for _ in 0..count {
             order(&mut dice, &mut faults);
         }
         let depth = dice.one(&[None, None, Some(1), Some(2), Some(3)]);
         let panics = count > 0 && dice.rarely(64);
-        let verbs = 6 + dice.below(14);
+        let verbs = 8 + dice.below(20);
         Plan { seed, streams, pool, device, options, verbs, end, panics, depth, faults }
     }
 
