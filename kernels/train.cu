@@ -1,7 +1,7 @@
 // The kernels of examples/train, but for its matrix products and the mixing over tokens (mix.cu).
 //
-// What they are not: general. What each computes, and the arguments' meaning, is beside its launcher
-// in examples/train/kernel/.
+// What they are not: general. What each computes, and the arguments' meaning, is beside its
+// launcher in examples/train/kernel/.
 //
 // Invariant: every sum is taken in an order that only the sizes fix; nothing is added atomically.
 // So equal inputs give equal bits, whatever else the device is doing.
@@ -66,9 +66,10 @@ KERNEL fill(u16 *__restrict__ to, u64 seed, float bound, u64 bytes) {
         float at[8];
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            // 24 bits fit a single-precision number exactly.
+            // 24 bits fit a single-precision number exactly. Zero has no sign, so that zeros are
+            // zeros of any width: the moments are f32.
             u32 bits = (u32)(mixed(seed ^ mixed(8 * i + k)) >> 40);
-            at[k] = bound * ((float)bits / 8388608.0f - 1.0f);
+            at[k] = bound * ((float)bits / 8388608.0f - 1.0f) + 0.0f;
         }
         *(uint4 *)(to + 8 * i) = pack8(at);
     }

@@ -120,6 +120,11 @@ impl Lane {
         self.bytes_in_flight
     }
 
+    /// Copies that were not seen done; each holds an event.
+    pub fn flights(&self) -> usize {
+        self.flights.len()
+    }
+
     /// Has the copy with this number been seen done? No driver call.
     pub fn is_known_done(&self, seq: u64) -> bool {
         seq <= self.seq_done

@@ -51,6 +51,8 @@ pub struct Prefetcher {
     /// This pass's evictions by ordinal; `None` once asked for or gone.
     evicted: Vec<Option<Homed>>,
     live_count: usize,
+    /// No storage is away from this ordinal on, so that a search from the end stays short.
+    tail: usize,
     /// Ordinals in the order their readers came, this pass.
     asked: Vec<u32>,
     /// The same of the last full pass; empty where none is known.
@@ -70,6 +72,7 @@ impl Prefetcher {
             count_ahead: 0,
             evicted: Vec::new(),
             live_count: 0,
+            tail: 0,
             asked: Vec::new(),
             learned: Vec::new(),
             cursor: 0,
@@ -99,6 +102,7 @@ impl Prefetcher {
         self.is_inward = false;
         self.evicted.push(Some(homed));
         self.live_count += 1;
+        self.tail = self.evicted.len();
         (self.evicted.len() - 1) as u32
     }
 
@@ -184,7 +188,7 @@ impl Prefetcher {
     fn order(&self) -> impl Iterator<Item = Homed> {
         let learned = self.learned.iter().skip(self.cursor);
         let by_learned = learned.filter_map(|ordinal| self.at(*ordinal));
-        let by_reverse = self.evicted.iter().rev().flatten().copied();
+        let by_reverse = self.evicted[..self.tail].iter().rev().flatten().copied();
         let knows = self.knows_this_pass();
         by_learned.filter(move |_| knows).chain(by_reverse.filter(move |_| !knows))
     }
@@ -198,8 +202,8 @@ impl Prefetcher {
         if self.knows_this_pass() {
             return self.learned.get(self.cursor).copied();
         }
-        let last = self.evicted.iter().rposition(Option::is_some);
-        last.map(|place| place as u32)
+        // The last one away ends the part that is searched.
+        self.tail.checked_sub(1).map(|last| last as u32)
     }
 
     fn at(&self, ordinal: u32) -> Option<Homed> {
@@ -211,6 +215,9 @@ impl Prefetcher {
             Some(place) if place.is_some() => {
                 *place = None;
                 self.live_count -= 1;
+                while self.tail > 0 && self.evicted[self.tail - 1].is_none() {
+                    self.tail -= 1;
+                }
                 true
             }
             _ => false,
@@ -238,6 +245,7 @@ impl Prefetcher {
             self.evicted.clear();
         }
         self.live_count = self.evicted.len();
+        self.tail = self.live_count;
     }
 }
 

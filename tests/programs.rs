@@ -12,7 +12,7 @@ use lightering::backend::Backend;
 use lightering::backend::sim::Config;
 use lightering::storage::{Residency, Storage};
 use lightering::trace::Use;
-use lightering::{Acquire, Bytes, DeviceRange, Error, Evict, Kind, Misuse, Options, StorageId};
+use lightering::{Acquire, Bytes, DeviceRange, Error, Kind, Misuse, Options, StorageId};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use support::{Rig, first_wrong, options, small_pool};
@@ -93,6 +93,13 @@ impl Machine {
         }
     }
 
+    /// What the engine owns it orders by itself, behind everybody who acquired it.
+    fn order_its_end(&mut self, i: usize, s: usize) {
+        if !self.items[i].is_owned {
+            self.order_after_all(i, s);
+        }
+    }
+
     fn order_after_all(&mut self, i: usize, s: usize) {
         self.order_after_writer(i, s);
         for reader in self.items[i].readers.clone() {
@@ -101,7 +108,9 @@ impl Machine {
     }
 
     fn evict(&mut self, i: usize, s: usize, through_policy: bool) {
-        self.order_after_writer(i, s);
+        if !self.items[i].is_owned {
+            self.order_after_writer(i, s);
+        }
         let on = self.rig.streams[s].engine;
         let id = self.items[i].handle.id();
         let state = self.rig.engine.residency(id).unwrap();
@@ -233,7 +242,7 @@ impl Machine {
 
     /// Ends an item by the verb.
     fn release(&mut self, i: usize, s: usize) {
-        self.order_after_all(i, s);
+        self.order_its_end(i, s);
         let item = self.items.swap_remove(i);
         self.rig.engine.release(item.handle, self.rig.streams[s].engine).unwrap();
         if let Some(range) = item.range {
@@ -243,7 +252,7 @@ impl Machine {
 
     /// Ends an item by dropping its handle.
     fn drop_handle(&mut self, i: usize, s: usize) {
-        self.order_after_all(i, s);
+        self.order_its_end(i, s);
         let item = self.items.swap_remove(i);
         let id = item.handle.id();
         drop(item.handle);

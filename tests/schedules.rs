@@ -16,6 +16,8 @@ mod machine;
 #[path = "schedules/plan.rs"]
 mod plan;
 mod support;
+#[path = "schedules/verbs.rs"]
+mod verbs;
 
 use bench::Bench;
 use lightering::backend::Backend;

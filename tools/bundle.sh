@@ -1,6 +1,7 @@
 #!/bin/bash
 # Packs the release-built tests, benches and examples for a machine that has a GPU and no Rust:
-# .bundle/lightering.tar.gz holds the stripped programs and run.sh, which runs them by name there.
+# .bundle/lightering.tar.gz holds the stripped programs; run.sh, which runs them by name there; and
+# measure.sh, which measures with them what benches/results/required.json asks for.
 #
 #   tools/bundle.sh [CARGO OPTION...]      such as --no-default-features; all features without one
 set -euo pipefail
@@ -8,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 archive_bytes_max=$((40 * 1024 * 1024))
 # These read the source tree, which is not there.
-at_home=(layers results fuzz_replay)
+at_home=(figures layers results fuzz_replay)
 
 options=("$@")
 [ $# -gt 0 ] || options=(--all-features)
@@ -53,7 +54,8 @@ if [ -d examples/data ]; then
     mkdir -p "$out/examples"
     cp -r examples/data "$out/examples/"
 fi
-install -m 755 tools/run.sh "$out/run.sh"
+install -m 755 tools/run.sh tools/measure.sh tools/figures.py "$out"
+cp benches/results/required.json "$out"
 commit=$(git rev-parse HEAD)
 # A figure measured on anything but a commit cannot be measured again.
 [ -z "$(git status --porcelain)" ] || commit=$commit-changed

@@ -13,12 +13,14 @@
 
 mod busy;
 mod rig;
+#[path = "../common/simulated.rs"]
+mod simulated;
 
 use busy::BUSY;
-use lightering::backend::sim::{Config, World};
 use lightering::backend::{Backend, Spec};
 use lightering::{Bytes, Error, Misuse, Result};
 use rig::{Figures, Rig};
+use simulated::Simulated;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -34,6 +36,8 @@ Usage: overlap [options]
   --json          one line of JSON on standard output: copy_seconds (raw, alone), compute_seconds
                   (alone), both_seconds (through the engine), both_raw_seconds, and ratio, which is
                   both_seconds over both_raw_seconds
+  --times-only    with --device sim: no byte moves, so any size costs nothing here
+  --model FILE    with --device sim: the device's figures, as the example calibrate prints them
   --help          this text
 ";
 
@@ -46,16 +50,26 @@ struct Wish {
     bytes: Bytes,
     count: u64,
     json: bool,
+    times_only: bool,
+    model: Option<String>,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<Wish>, String> {
-    let mut wish =
-        Wish { device: String::from("auto"), bytes: Bytes::mib(16), count: 8, json: false };
+    let mut wish = Wish {
+        device: String::from("auto"),
+        bytes: Bytes::mib(16),
+        count: 8,
+        json: false,
+        times_only: false,
+        model: None,
+    };
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word}: needs a value"));
         match word.as_str() {
             "--help" | "-h" => return Ok(None),
             "--json" => wish.json = true,
+            "--times-only" => wish.times_only = true,
+            "--model" => wish.model = Some(value()?),
             "--device" => wish.device = value()?,
             "--bytes" => {
                 let text = value()?;
@@ -84,9 +98,9 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
 type Pair = [Box<dyn Backend>; 2];
 
 /// The device, and why it is a simulated one where nobody asked for that.
-fn open(spec: Spec) -> Result<(Pair, Option<Error>)> {
+fn open(spec: Spec, simulated: &Simulated) -> Result<(Pair, Option<Error>)> {
     let simulated = |ordinal| -> Result<Pair> {
-        let world = World::new(Config::default());
+        let world = simulated.world();
         Ok([Box::new(world.device(ordinal)?), Box::new(world.device(ordinal)?)])
     };
     let cuda = |ordinal| -> Result<Pair> {
@@ -123,7 +137,13 @@ fn run(
     };
     let named = |error: Error| bad(format!("--device {}: {error}", wish.device));
     let spec = wish.device.parse().map_err(named)?;
-    let (mut backends, why) = open(spec).map_err(named)?;
+    for (name, given) in [("--times-only", wish.times_only), ("--model", wish.model.is_some())] {
+        if given && !matches!(spec, Spec::Sim(_)) {
+            return Err(bad(format!("{name}: only with --device sim")));
+        }
+    }
+    let simulated = Simulated::new(wish.model.as_deref(), wish.times_only).map_err(bad)?;
+    let (mut backends, why) = open(spec, &simulated).map_err(named)?;
     let about = backends[0].about();
     let free = backends[0].memory().map_err(failed)?.free;
     let needed = Bytes(2 * wish.bytes.0 * wish.count);
@@ -234,6 +254,10 @@ mod tests {
             ("--device sim:99", "--device sim:99"),
             ("--device", "--device: needs"),
             ("--what", "--what"),
+            ("--times-only", "--times-only: only with"),
+            ("--device cuda:0 --model a", "--model: only with"),
+            ("--device sim --model /nonexistent", "--model /nonexistent: "),
+            ("--device sim --model", "--model: needs"),
         ] {
             let (out, ended) = of(line);
             let (text, status) = ended.unwrap_err();

@@ -31,6 +31,9 @@ Usage: train [options]
   --pinned-bytes SIZE   most pinned host memory, such as 512MiB (default: what the inputs need)
   --prefetch-bytes SIZE how far to bring back ahead of use (default: two layers' inputs)
   --json                one line of JSON a mode on standard output
+  --times-only          with --device sim: nothing is computed, and numbers have the two bytes that
+                        they have on a GPU, so that any step's times and memory can be predicted
+  --model FILE          with --device sim: the device's figures, as the example calibrate prints
   --help                this text
 ";
 
@@ -87,6 +90,10 @@ pub(crate) struct Options {
     /// How far to bring back ahead of use; chosen from the shape where there is none.
     pub(crate) prefetch: Option<Bytes>,
     pub(crate) json: bool,
+    /// The simulated device keeps time and books alone.
+    pub(crate) times_only: bool,
+    /// File of the simulated device's figures.
+    pub(crate) model: Option<String>,
 }
 
 /// What to do.
@@ -113,13 +120,15 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         pinned: None,
         prefetch: None,
         json: false,
+        times_only: false,
+        model: None,
     };
     while let Some(word) = words.next() {
         let (name, attached) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value.to_string())),
             None => (word.as_str(), None),
         };
-        if let ("--help" | "-h" | "--json", Some(_)) = (name, &attached) {
+        if let ("--help" | "-h" | "--json" | "--times-only", Some(_)) = (name, &attached) {
             return Err(format!("{name}: takes no value"));
         }
         let mut value = || {
@@ -131,6 +140,8 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         match name {
             "--help" | "-h" => return Ok(Command::Help),
             "--json" => options.json = true,
+            "--times-only" => options.times_only = true,
+            "--model" => options.model = Some(value()?),
             "--text" => options.text = Some(value()?),
             "--device" => options.device = device(&value()?)?,
             "--modes" => options.modes = modes(&value()?)?,
@@ -145,6 +156,12 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         }
     }
     options.shape = Shape::new(layers, hidden, tokens, ELEMENT)?;
+    let simulates = [("--times-only", options.times_only), ("--model", options.model.is_some())];
+    if let (Some((name, _)), true) =
+        (simulates.into_iter().find(|(_, given)| *given), options.device != Device::Sim)
+    {
+        return Err(format!("{name}: only with --device sim"));
+    }
     if options.steps == 0 || options.steps > STEPS_MAX {
         return Err(format!("--steps {}: must be 1 to {STEPS_MAX}", options.steps));
     }
@@ -204,6 +221,9 @@ mod tests {
             ]
             .join(" "),
         );
+        let predicted = options("--times-only --device sim --model h200.txt");
+        assert!(predicted.times_only);
+        assert_eq!(predicted.model.as_deref(), Some("h200.txt"));
         let wanted = Options {
             text: Some(String::from("a.txt")),
             device: Device::Cuda(DeviceId(3)),
@@ -214,6 +234,8 @@ mod tests {
             pinned: Some(Bytes::gib(1)),
             prefetch: Some(Bytes::kib(64)),
             json: true,
+            times_only: false,
+            model: None,
         };
         assert_eq!(read, wanted);
         assert_eq!(of("--layers 0 --help"), Ok(Command::Help));
@@ -240,6 +262,11 @@ mod tests {
             "--modes none,",
             "--text",
             "--json=yes",
+            "--times-only=yes --device sim",
+            "--times-only",
+            "--times-only --device cuda:0",
+            "--model",
+            "--model a.txt --device auto",
             "--unknown",
             "word",
         ] {

@@ -17,7 +17,7 @@ use crate::blas::{Cublas, WORKSPACE};
 use crate::meter::{Meter, Metered};
 use crate::offload;
 use crate::products::Products;
-use lightering::backend::sim::{Config, World};
+use crate::simulated::Simulated;
 use lightering::backend::{About, Backend};
 use lightering::{Bytes, DeviceId, Error, Result};
 
@@ -53,8 +53,8 @@ impl Plan {
 }
 
 /// The device for two users, with a meter around both and somebody to multiply for the first.
-fn metered(device: Device, meter: &Meter) -> Result<[Box<dyn Backend>; 2]> {
-    let [backend, engine] = open(device)?
+fn metered(device: Device, simulated: &Simulated, meter: &Meter) -> Result<[Box<dyn Backend>; 2]> {
+    let [backend, engine] = open(device, simulated)?
         .map(|backend| -> Box<dyn Backend> { Box::new(Metered::new(backend, meter.clone())) });
     match blas(device)? {
         Some(blas) => Ok([Box::new(Products::new(Box::new(blas), backend)), engine]),
@@ -66,11 +66,13 @@ fn metered(device: Device, meter: &Meter) -> Result<[Box<dyn Backend>; 2]> {
 /// one line.
 pub(crate) fn plan(options: &mut Options) -> std::result::Result<Plan, String> {
     let (device, reason) = choose(options.device);
+    let simulated = Simulated::new(options.model.as_deref(), options.times_only)?;
     let refused = |error: Error| refusal(options.device, &error);
-    let [mut backend, _] = open(device).map_err(refused)?;
+    let [mut backend, _] = open(device, &simulated).map_err(refused)?;
     blas(device).map_err(refused)?;
     let about = backend.about();
-    options.shape.element = if about.simulated { 4 } else { 2 };
+    // What is predicted is the real device's step.
+    options.shape.element = if about.simulated && !simulated.times_only { 4 } else { 2 };
     let shape = &options.shape;
     let moved = shape.layers.saturating_sub(options.keep_last);
     let pinned = options.pinned.unwrap_or(Bytes(moved * offload::room(shape.boundary_bytes()).0));
@@ -86,8 +88,10 @@ pub(crate) fn plan(options: &mut Options) -> std::result::Result<Plan, String> {
             memory.free, about.name
         ));
     }
-    check_machine(&about, needed, pinned, options.pinned.is_some())?;
-    let open: Open = Box::new(move |meter| metered(device, meter));
+    if !simulated.times_only {
+        check_machine(&about, needed, pinned, options.pinned.is_some())?;
+    }
+    let open: Open = Box::new(move |meter| metered(device, &simulated, meter));
     Ok(Plan { about, reason, pinned, prefetch, open })
 }
 
@@ -151,12 +155,11 @@ fn choose(wanted: Device) -> (Device, Option<String>) {
 }
 
 /// The device for two users.
-fn open(device: Device) -> Result<[Box<dyn Backend>; 2]> {
+fn open(device: Device, simulated: &Simulated) -> Result<[Box<dyn Backend>; 2]> {
     match device {
         Device::Cuda(DeviceId(ordinal)) => Ok([cuda(ordinal)?, cuda(ordinal)?]),
         Device::Auto | Device::Sim => {
-            // A world of its own, so that no other's work shows in its times.
-            let world = World::new(Config::default());
+            let world = simulated.world();
             Ok([Box::new(world.device(0)?), Box::new(world.device(0)?)])
         }
     }

@@ -20,6 +20,9 @@
 mod args;
 mod blas;
 mod device;
+#[cfg(test)]
+#[path = "../../tests/emulator/mod.rs"]
+mod emulator;
 mod inputs;
 mod kernel;
 mod layout;
@@ -35,11 +38,15 @@ mod raw;
 mod reference;
 mod report;
 mod shape;
+#[path = "../common/simulated.rs"]
+mod simulated;
 mod staging;
 #[cfg(test)]
 mod tests;
 mod text;
 mod trainer;
+#[cfg(test)]
+mod twin;
 
 use args::{Command, Mode, Options};
 use inputs::{Inputs, Resident};
@@ -105,6 +112,7 @@ fn run(
     let table = report::table(&options, &plan.about, &rows);
     say(if options.json { err } else { out }, &table)?;
     match report::difference(&rows) {
+        _ if options.times_only => Ok(()),
         Some(difference) => Err(Failure::Run(difference)),
         None => Ok(()),
     }
@@ -160,11 +168,16 @@ fn steps(
         Mode::Raw => Box::new(Raw::new(opened.backend, limits)?),
     };
     let mut progress = Progress::new(mode.name(), options.steps, err);
-    let outcome = Trainer::new(mode, shape, text, &mut *inputs, meter).and_then(|trainer| {
-        trainer.run(options.steps, &mut |done, loss| progress.show(done, loss))
-    });
+    let mut show = |done, loss| {
+        // Of a prediction there is no loss to show.
+        if !options.times_only {
+            progress.show(done, loss);
+        }
+    };
+    let outcome = Trainer::new(mode, shape, text, &mut *inputs, meter)
+        .and_then(|trainer| trainer.run(options.steps, &mut show));
     if outcome.is_err() {
-        // What was enqueued still uses the memory that goes now. The first error is the one to tell.
+        // What was enqueued still uses the memory that goes now. The first error is what is told.
         let _ = inputs.backend().sync();
     }
     outcome
@@ -183,7 +196,10 @@ fn greeting(options: &Options, text: &Text, plan: &device::Plan) -> String {
         words += &format!(", because cuda:0 is not to be had ({reason})");
     }
     if *simulated {
-        words += "; all times are simulated";
+        words += match options.times_only {
+            true => "; all times are simulated, and nothing is computed",
+            false => "; all times are simulated",
+        };
     }
     words += &format!(
         "\nmodel: {} layers x {} tokens x {} channels x {} bytes = {} of layers' inputs a step\n",

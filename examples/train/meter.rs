@@ -88,7 +88,7 @@ impl Backend for Metered {
 }
 
 impl Drop for Metered {
-    /// Gives back what its user did not, because it failed on the way: the next mode needs the room.
+    /// Gives back what its user did not, because it failed on the way: the next mode needs it.
     fn drop(&mut self) {
         for (at, (len, on)) in self.taken.drain() {
             if self.inner.free_device(at, on).is_ok() {

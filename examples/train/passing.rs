@@ -2,8 +2,8 @@
 //!
 //! What it is not: a backend.
 //!
-//! Invariant: `memory`, `launch` and `rest` together are all of a backend's verbs, so that a wrapper
-//! leaves out the group it changes and can forget no other.
+//! Invariant: `memory`, `launch` and `rest` together are all of a backend's verbs, so that a
+//! wrapper leaves out the group it changes and can forget no other.
 //!
 //! ```text
 //!   impl Backend for Wrapper { pass_on!(memory); fn launch(..) { its own } pass_on!(rest); }

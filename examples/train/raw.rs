@@ -1,7 +1,7 @@
 //! The control: layers' inputs stay on the device, and as many bytes are copied beside the model.
 //!
-//! What it is not: a way to save memory. What is copied out is thrown away, and what comes back goes
-//! where nobody reads it. A step of it says what the copies themselves cost: what the mode
+//! What it is not: a way to save memory. What is copied out is thrown away, and what comes back
+//! goes where nobody reads it. A step of it says what the copies themselves cost: what the mode
 //! `checkpoint+offload` takes beyond it is the engine's doing.
 //!
 //! Invariant: the model waits for no copy, but that an input is given back after the copy from it,

@@ -44,9 +44,11 @@ pub(crate) fn json(options: &Options, about: &About, (mode, outcome): &Row) -> S
     field("steps", options.steps.to_string());
     field("keep_last", options.keep_last.to_string());
     field("out_of_memory", outcome.is_none().to_string());
-    field("loss", of(|outcome| number(outcome.loss)));
-    field("first_loss", of(|outcome| number(outcome.first_loss)));
-    field("grad_checksum", of(|outcome| quoted(&hash(outcome.checksum))));
+    // Where nothing is computed there is no loss and no gradient.
+    let computed = |value: String| if options.times_only { String::from("null") } else { value };
+    field("loss", computed(of(|outcome| number(outcome.loss))));
+    field("first_loss", computed(of(|outcome| number(outcome.first_loss))));
+    field("grad_checksum", computed(of(|outcome| quoted(&hash(outcome.checksum)))));
     field("peak_device_bytes", of(|outcome| outcome.peak.0.to_string()));
     field("after_forward_device_bytes", of(|outcome| outcome.after_forward.0.to_string()));
     field("after_flush_device_bytes", of(|outcome| outcome.after_flush.0.to_string()));
@@ -60,7 +62,11 @@ pub(crate) fn json(options: &Options, about: &About, (mode, outcome): &Row) -> S
 
 /// All outcomes as a table, with a line that says what the columns are.
 pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
-    let times = if about.simulated { "simulated times" } else { "times" };
+    let times = match (options.times_only, about.simulated) {
+        (true, _) => "simulated times, nothing computed",
+        (false, true) => "simulated times",
+        (false, false) => "times",
+    };
     let mut text = format!(
         "device bytes: most ever, after the forward, after a flush; {times}; \
          layers' inputs a step\n"
@@ -87,6 +93,7 @@ pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
         "moved",
     ]);
     let inputs = options.shape.boundaries_bytes().to_string();
+    let computed = |value: String| if options.times_only { String::from("-") } else { value };
     for (mode, outcome) in rows {
         let Some(outcome) = outcome else {
             let free = "out of memory";
@@ -100,8 +107,8 @@ pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
             &outcome.after_flush.to_string(),
             &time(outcome.first_step),
             &time(outcome.step),
-            &format!("{:.4}", outcome.loss),
-            &hash(outcome.checksum),
+            &computed(format!("{:.4}", outcome.loss)),
+            &computed(hash(outcome.checksum)),
             &inputs,
             &outcome.moved.out.to_string(),
         ]);

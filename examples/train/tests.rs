@@ -69,6 +69,83 @@ fn no_order_of_the_devices_work_changes_a_bit() {
     }
 }
 
+/// What the steps came to on a world like this, and when they were over.
+fn on_world(config: Config, offload: bool) -> (Outcome, std::time::Duration) {
+    let shape = shape::Shape::new(4, 32, 256, 4).unwrap();
+    let (layers, bytes) = (shape.layers as usize, shape.boundary_bytes());
+    let world = World::new(config);
+    let meter = meter::Meter::default();
+    let user = || Box::new(meter::Metered::new(Box::new(world.device(0).unwrap()), meter.clone()));
+    let opened = device::Opened { backend: user(), engine: user(), meter: meter.clone() };
+    let (pinned, prefetch, keep_last) = (Bytes::mib(2), Bytes(2 * bytes.0), 1);
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+    let mut inputs: Box<dyn Inputs> = match offload {
+        true => Box::new(Offloaded::new(opened, limits).unwrap()),
+        false => Box::new(Resident::new(opened.backend, layers, bytes).unwrap()),
+    };
+    let text = Text::open(None).unwrap();
+    let mode = Mode::Checkpoint;
+    let trainer = Trainer::new(mode, shape, &text, &mut *inputs, meter).unwrap();
+    (trainer.run(4, &mut |_, _| ()).unwrap(), world.now())
+}
+
+#[test]
+fn a_prediction_is_the_run_but_for_what_is_computed() {
+    let model = lightering::backend::sim::Model::default();
+    for offload in [false, true] {
+        let (run, end) = on_world(Config::timed(model), offload);
+        let (predicted, predicted_end) = on_world(Config::times_only(model), offload);
+        assert_eq!(predicted_end, end);
+        let figures = |of: &Outcome| {
+            (of.first_step, of.step, of.peak, of.after_forward, of.after_flush, of.moved)
+        };
+        assert_eq!(figures(&predicted), figures(&run));
+        assert!(run.checksum != 0 && predicted.checksum == 0, "nothing was computed");
+    }
+}
+
+#[test]
+fn what_was_not_computed_is_null_and_not_a_number() {
+    let modes = "--modes checkpoint,checkpoint+offload";
+    let (out, err, ended) = of(&format!("{SMALL} {modes} --times-only --json"));
+    ended.unwrap();
+    let (run, ..) = of(&format!("{SMALL} {modes} --json"));
+    for (line, run) in out.lines().zip(run.lines()) {
+        for name in ["loss", "first_loss", "grad_checksum"] {
+            assert_eq!(field(line, name), "null");
+        }
+        let names = |line: &str| -> Vec<String> {
+            line.split(", ").map(|field| field.split(": ").next().unwrap().to_string()).collect()
+        };
+        assert_eq!(names(line), names(run), "the same fields");
+        assert_eq!(field(line, "boundary_bytes"), (3 * 16 * 24 * 2).to_string());
+    }
+    assert!(err.contains("nothing is computed") && err.contains(" - "), "{err}");
+}
+
+#[test]
+fn a_step_of_a_size_that_no_cpu_computes_is_predicted_with_its_figures() {
+    let folder = std::env::temp_dir().join(format!("lightering-predict-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("half.txt");
+    std::fs::write(&file, "matrix_flops_per_s = 352.5e12\nmemory_bytes_per_s = 1.95e12\n").unwrap();
+    let line = "--device sim --times-only --layers 24 --hidden 4096 --tokens 8192 --steps 1 --json \
+                --modes checkpoint,checkpoint+offload";
+    let seconds = |line: &str| -> Vec<f64> {
+        let (out, _, ended) = of(line);
+        ended.unwrap();
+        out.lines().map(|line| field(line, "step_seconds").parse().unwrap()).collect()
+    };
+    let (fast, slow) =
+        (seconds(line), seconds(&format!("{line} --model {}", file.to_str().unwrap())));
+    std::fs::remove_dir_all(&folder).unwrap();
+    // Seven products a layer, the first made twice; memory-bound kernels are a tenth of it.
+    let products = 24.0 * 7.0 * 2.0 * 8192.0 * 4096.0 * 16384.0 / 705e12;
+    assert!(fast[0] > products && fast[0] < 1.2 * products, "{fast:?} {products}");
+    assert!(fast[1] < 1.02 * fast[0], "the copies hide: {fast:?}");
+    assert!((slow[0] / fast[0] - 2.0).abs() < 0.01, "half as fast: {slow:?} {fast:?}");
+}
+
 #[test]
 fn two_runs_are_equal_in_every_figure() {
     let line = format!("{SMALL} --json --modes checkpoint,checkpoint");

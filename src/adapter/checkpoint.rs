@@ -91,7 +91,16 @@ impl Checkpoint {
         let range = match engine.acquire(id, compute)? {
             Acquire::Ready(range) => range,
             Acquire::NeedsRoom(len) => {
-                let Some(target) = memory.take(id, len, compute)? else {
+                let target = match memory.take(id, len, compute)? {
+                    Some(target) => Some(target),
+                    None => {
+                        // What was evicted already makes room; then once more.
+                        engine.flush(compute)?;
+                        super::give_released(engine, compute, memory)?;
+                        memory.take(id, len, compute)?
+                    }
+                };
+                let Some(target) = target else {
                     return Err(Error::new(Kind::OutOfMemory, "restore").bytes(len));
                 };
                 match engine.refill(id, target, compute) {

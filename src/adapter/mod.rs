@@ -42,9 +42,7 @@ pub trait DeviceMemory {
 /// # Errors
 /// Those of the engine and of `memory`.
 pub fn pull(engine: &mut Engine, compute: StreamId, memory: &mut dyn DeviceMemory) -> Result<()> {
-    while let Some(storage) = engine.releasable(compute)? {
-        memory.give(storage, compute);
-    }
+    give_released(engine, compute, memory)?;
     while let Some((storage, len)) = engine.wanted(compute)? {
         let Some(target) = memory.take(storage, len, compute)? else { break };
         if let Err(error) = engine.prefetch(storage, target, compute) {
@@ -52,6 +50,18 @@ pub fn pull(engine: &mut Engine, compute: StreamId, memory: &mut dyn DeviceMemor
             memory.give(storage, compute);
             return if error.is_retryable() { Ok(()) } else { Err(error) };
         }
+    }
+    Ok(())
+}
+
+/// Drops what may go.
+fn give_released(
+    engine: &mut Engine,
+    compute: StreamId,
+    memory: &mut dyn DeviceMemory,
+) -> Result<()> {
+    while let Some(storage) = engine.releasable(compute)? {
+        memory.give(storage, compute);
     }
     Ok(())
 }

@@ -35,6 +35,7 @@
 pub mod cuda;
 pub mod kernel;
 mod open;
+pub mod pattern;
 pub mod sim;
 pub mod traced;
 

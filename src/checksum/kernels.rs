@@ -44,7 +44,7 @@ fn checksum_host(_: &Grid, args: &mut HostArgs<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The sum of some bytes: that of all [`mixed`] words of eight bytes, little end first, the last
+/// The sum of some bytes: that of all mixed words of eight bytes, little end first, the last
 /// one filled up with zeros. It wraps, so a device may add the words in any order.
 pub fn sum_of(bytes: &[u8]) -> u64 {
     let (words, tail) = bytes.as_chunks::<8>();
@@ -128,8 +128,14 @@ mod tests {
         unlike.dedup();
         assert_eq!(unlike.len(), sums.len());
         assert_eq!(sum_of(&[]), 0);
-        // The form for other devices is written against these numbers.
         assert_eq!(sum_of(&[1, 2, 3]), sum_of(&[1, 2, 3, 0, 0, 0, 0, 0]));
+    }
+
+    #[test]
+    fn a_sum_is_the_same_as_another_program_computes_by_the_words_of_its_definition() {
+        let bytes: Vec<u8> = (0..=255).chain([7]).collect();
+        assert_eq!(sum_of(&[1, 2, 3]), 0x019e_469d_1bfd_69df);
+        assert_eq!(sum_of(&bytes), 0x65ad_eab5_8f53_fbe6);
     }
 
     #[test]

@@ -35,16 +35,40 @@ impl Engine {
         self.settle_blocks()?;
         self.settle_stalls()?;
         self.settle_sums(self.options.step_queries_max, self.options.verify_slots_max)?;
-        for on in 0..self.ledgers.len() {
-            self.release_owned(on)?;
-        }
+        self.release_all()?;
         self.report("step")
+    }
+
+    /// Frees what may go, on every stream on which work may be enqueued now.
+    fn release_all(&mut self) -> Result<()> {
+        for on in 0..self.ledgers.len() {
+            if !self.ledgers[on].owns_any() {
+                continue;
+            }
+            let capturing = self.backend.capturing(self.ledgers[on].stream);
+            if !self.seen(capturing)? {
+                self.release_owned(on)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn poll_lanes(&mut self) -> Result<()> {
         self.poll_out()?;
         self.poll_in(Inward::Ahead)?;
         self.poll_in(Inward::Urgent)
+    }
+
+    /// At the start of a verb that records events: copies in flight, and blocks given back with a
+    /// copy in flight, hold some. Where they hold many, those that are done let theirs go.
+    pub(super) fn free_events(&mut self) -> Result<()> {
+        let lanes = [&self.out, &self.ahead, &self.urgent];
+        let held = self.busy.len() + lanes.iter().map(|lane| lane.flights()).sum::<usize>();
+        if held > self.options.events_max / 4 {
+            self.poll_lanes()?;
+            self.settle_blocks()?;
+        }
+        Ok(())
     }
 
     /// Learns which copies out are done.
@@ -63,7 +87,7 @@ impl Engine {
     }
 
     /// Lets the pool learn which of this engine's blocks are idle.
-    pub(super) fn settle_blocks(&mut self) -> Result<()> {
+    pub(super) fn settle_blocks(&mut self) -> Result<usize> {
         let Engine { client, backend, busy, returned, .. } = self;
         let settled = client.settle(
             &mut |event| match busy.get(&event) {
@@ -75,7 +99,7 @@ impl Engine {
         while let Some(event) = self.returned.pop() {
             self.unhold(event);
         }
-        self.seen(settled).map(|_| ())
+        self.seen(settled)
     }
 
     /// Adds up how long readers' streams waited, as far as it is known.
@@ -113,13 +137,10 @@ impl Engine {
         for (point, _) in self.busy.values() {
             point.set_done();
         }
-        self.settle_blocks()?;
+        while self.settle_blocks()? > 0 {}
         self.settle_stalls()?;
         self.settle_sums(usize::MAX, reports_max)?;
-        for on in 0..self.ledgers.len() {
-            self.release_owned(on)?;
-        }
-        Ok(())
+        self.release_all()
     }
 
     /// Drains, ends every storage, gives everything back, and closes the engine. Bytes that a
@@ -137,7 +158,7 @@ impl Engine {
         for id in ids {
             self.end_idle(id)?;
         }
-        self.settle_blocks()?;
+        while self.settle_blocks()? > 0 {}
         self.is_closed = true;
         let backend = &mut self.backend;
         let checks = self.checks.take().map(|checks| checks.close(backend, &mut self.client));
@@ -156,12 +177,13 @@ impl Engine {
 
     /// Ends a storage after the whole device was waited for.
     fn end_idle(&mut self, id: StorageId) -> Result<()> {
-        let slot = self.slots.remove(id.0, "shutdown")?;
+        let slot = self.slots.get(id.0, "shutdown")?;
         if let (Owner::Engine, Some(range)) = (slot.owner, slot.range) {
-            let home = self.ledgers.get(slot.home).map(|ledger| ledger.stream);
-            let Some(home) = home else { return Ok(()) };
-            self.free(range, home)?;
+            // Everything is done, so any stream will do: a lane is never captured.
+            let freed = self.backend.free_device(range.at(), self.out.stream());
+            self.seen(freed)?;
         }
+        let slot = self.slots.remove(id.0, "shutdown")?;
         match slot.block {
             Some(block) => self.give_back(block, None),
             None => Ok(()),
@@ -172,9 +194,11 @@ impl Engine {
     fn wait_until(&mut self, deadline: Duration) -> Result<bool> {
         let start = Instant::now();
         loop {
-            // Nobody is left to be told of anything but a loss, and what was refused may work later.
-            let stepped = self.step();
-            self.refusal(stepped)?;
+            match self.step() {
+                // Nobody is left to be told, and what was refused may work the next time.
+                Err(error) if !error.is_lost() => {}
+                other => other?,
+            }
             let moving = [&self.out, &self.ahead, &self.urgent];
             if moving.iter().all(|lane| lane.last().is_none()) {
                 return Ok(true);

@@ -58,7 +58,10 @@ impl Engine {
                 self.stats.keep(why, len);
                 Ok(Some((id, Evict::Kept(why))))
             }
-            Advice::Evict(None) => Ok(None),
+            Advice::Evict(None) => {
+                self.stats.keep(Kept::AmongLast, len);
+                Ok(None)
+            }
             Advice::Evict(Some(homed)) => {
                 let became = self.evict(homed.storage, homed.stream)?;
                 Ok(Some((homed.storage, became)))
@@ -83,10 +86,6 @@ impl Engine {
         slot.must_be(Residency::Resident, OP)?;
         let has_copy = slot.block.is_some();
         self.policy.forget(id);
-        if self.busy.len() > self.options.events_max / 4 {
-            // Blocks given back with copies in flight hold events: let those that are done go.
-            self.settle_blocks()?;
-        }
         if self.prefetcher.pass_is_over() {
             self.next_pass();
         }
@@ -245,6 +244,7 @@ impl Engine {
         slot.ordinal = Some(ordinal);
         let (len, owner) = (slot.len, slot.owner);
         slot.ticket = self.ledgers[on].enter(id, owner, len);
+        self.ledgers[on].compact(owner, &self.slots, on);
         self.stats.evicted_bytes += len.0;
         self.stats.evicted_count += 1;
         Ok(())

@@ -29,15 +29,27 @@ impl Engine {
         const OP: &str = "note";
         self.begin(OP)?;
         let on = self.stream_index(stream, OP)?;
-        for one in uses {
-            if let Span::Device(range) = one.span
-                && one.access.is_write()
-            {
-                self.written(range, on)?;
-            }
+        // All are looked at before anything changes: a note that is refused is as if not made.
+        for range in uses.iter().filter_map(written_range) {
+            self.check_written(range)?;
+        }
+        for range in uses.iter().filter_map(written_range) {
+            self.written(range, on)?;
         }
         let noted = self.backend.note(Actor::Stream(stream), uses);
         self.seen(noted)
+    }
+
+    /// May every storage that shares bytes with `range` be written?
+    fn check_written(&self, range: DeviceRange) -> Result<()> {
+        let below = self.ranges.range(..range.end()).rev();
+        for (_, (_, id)) in below.take_while(|(_, (end, _))| *end > range.at().0) {
+            let slot = self.slots.get(id.0, "note")?;
+            if !matches!(slot.residency(), Residency::Resident | Residency::Evicting) {
+                return Err(slot.refuse("note"));
+            }
+        }
+        Ok(())
     }
 
     /// Every storage that shares bytes with `range` is about to be written.
@@ -145,5 +157,12 @@ impl Engine {
         self.begin(OP)?;
         self.slot(id, OP)?.must_be(Residency::Resident, OP)?;
         self.drop_copy(id)
+    }
+}
+
+fn written_range(one: &Use) -> Option<DeviceRange> {
+    match one.span {
+        Span::Device(range) if one.access.is_write() => Some(range),
+        _ => None,
     }
 }

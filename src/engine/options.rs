@@ -123,6 +123,9 @@ impl Options {
         if self.step_queries_max == 0 {
             return bad("step_queries_max is zero");
         }
+        if self.ring_records > 1 << 24 {
+            return bad("ring_records is over 2^24");
+        }
         if self.verify_slots_max == 0 || self.verify_slots_max > 1 << 20 {
             return bad("verify_slots_max is zero or over 2^20");
         }
@@ -164,6 +167,7 @@ mod tests {
             (Options { streams_max: 65, ..Options::default() }, "streams_max"),
             (Options { pass_len_max: 1, ..Options::default() }, "pass_len_max"),
             (Options { step_queries_max: 0, ..Options::default() }, "step_queries_max"),
+            (Options { ring_records: usize::MAX, ..Options::default() }, "ring_records"),
             (Options { verify_slots_max: 0, ..Options::default() }, "verify_slots_max"),
         ] {
             let error = options.check().unwrap_err();

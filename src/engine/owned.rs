@@ -106,8 +106,7 @@ impl Engine {
             .slots
             .iter()
             .filter(|(_, slot)| slot.owner == Owner::Engine && slot.home == on)
-            .filter(|(_, slot)| !slot.is_dropped)
-            .filter(|(_, slot)| slot.residency() == Residency::Refilling)
+            .filter(|(_, slot)| slot.residency() == Residency::Refilling && !slot.is_dropped)
             .map(|(key, _)| StorageId(key))
             .collect();
         for id in &ahead {

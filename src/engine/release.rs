@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::storage::{Owner, Residency, Slot, Storage};
 use crate::stream::Point;
 use crate::trace::{Access, Actor, Site, Use};
-use crate::unit::{Bytes, StorageId, StreamId};
+use crate::unit::{Bytes, StorageId, StreamId, Table};
 use std::collections::VecDeque;
 
 /// What was evicted on one stream and is not given back yet.
@@ -40,6 +40,9 @@ pub(super) struct Ledger {
     passed_out: u64,
     fence: Option<Fence>,
 }
+
+/// Places a queue may have beyond twice the storages alive before it is looked through.
+const PLACES_SPARE: usize = 64;
 
 /// One moment on every stream seen, and how many of the oldest storages wait for it.
 #[derive(Debug)]
@@ -70,11 +73,37 @@ impl Ledger {
         self.list(id, owner)
     }
 
+    /// Does it list bytes that the engine frees?
+    pub(super) fn owns_any(&self) -> bool {
+        !self.owned.is_empty()
+    }
+
     fn list(&mut self, id: StorageId, owner: Owner) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.queue(owner).push_back((id, ticket));
         ticket
+    }
+
+    /// Forgets places that are nobody's any more, where they are more than those of somebody: a
+    /// framework may evict and acquire for ever without asking what it may drop.
+    pub(super) fn compact(&mut self, owner: Owner, slots: &Table<Slot>, home: usize) {
+        if self.queue(owner).len() <= 2 * slots.len() + PLACES_SPARE {
+            return;
+        }
+        let covered = self.fence.as_ref().map_or(0, |fence| fence.covers);
+        let (mut place, mut covers) = (0, 0);
+        self.queue(owner).retain(|(id, ticket)| {
+            let slot = slots.find(id.0);
+            let is_held = slot.is_some_and(|slot| slot.ticket == *ticket && slot.home == home);
+            covers += usize::from(is_held && place < covered);
+            place += 1;
+            is_held
+        });
+        if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
+            fence.covers = covers;
+            self.fence.take_if(|fence| fence.covers == 0);
+        }
     }
 
     /// Room is short: the storage evicted last may be given back like the others.
@@ -86,10 +115,8 @@ impl Ledger {
     fn uncover(&mut self, owner: Owner) {
         if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
             fence.covers -= 1;
-            if fence.covers == 0 {
-                // Its events are wanted elsewhere.
-                self.fence = None;
-            }
+            // Its events are wanted elsewhere.
+            self.fence.take_if(|fence| fence.covers == 0);
         }
     }
 
@@ -102,6 +129,12 @@ impl Ledger {
 }
 
 impl Engine {
+    /// Places in the queues of those whose device bytes are to go, nobody's among them.
+    #[doc(hidden)]
+    pub fn places(&self) -> usize {
+        self.ledgers.iter().map(|ledger| ledger.owned.len() + ledger.adopted.len()).sum()
+    }
+
     /// The next storage evicted on `compute` whose device bytes its framework may drop now, in
     /// the order of `compute`; or of any other stream, where several are in use. Call it until it
     /// says `None`. A storage that was dropped by its handle is named here too, once nothing
@@ -153,12 +186,13 @@ impl Engine {
     fn next_release(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
         let Some(id) = self.head(on, owner)? else { return Ok(None) };
         let is_fenced = self.is_fenced(owner);
+        // Behind a fence the bytes go now, for every stream alike.
+        let by = if is_fenced { Actor::Host } else { Actor::Stream(self.ledgers[on].stream) };
+        // First, as it may be refused: then the storage is still the oldest.
+        self.let_go(id, on, by)?;
         let ledger = &mut self.ledgers[on];
         ledger.queue(owner).pop_front();
         ledger.uncover(owner);
-        // Behind a fence the bytes go now, for every stream alike.
-        let by = if is_fenced { Actor::Host } else { Actor::Stream(ledger.stream) };
-        self.let_go(id, on, by)?;
         Ok(Some(id))
     }
 
@@ -316,8 +350,9 @@ impl Engine {
     /// the engine frees its own. Nothing waits on the host.
     ///
     /// # Errors
-    /// `Usage` for handles and streams; driver errors. The storage then ends as if its handle had
-    /// been dropped: its framework's bytes are named by [`Engine::releasable`] later.
+    /// `Usage` for handles and streams; driver errors, after which the storage goes on as if its
+    /// handle had been dropped: the engine frees its own bytes later, and names a framework's by
+    /// [`Engine::releasable`].
     pub fn release(&mut self, storage: Storage, compute: StreamId) -> Result<()> {
         const OP: &str = "release";
         self.begin(OP)?;
@@ -330,7 +365,6 @@ impl Engine {
     /// A handle was dropped, on whatever thread. Its stream is the one it was last seen on.
     pub(super) fn handle_dropped(&mut self, id: StorageId) -> Result<()> {
         let Ok(slot) = self.slots.get_mut(id.0, "drop") else { return Ok(()) };
-        slot.is_dropped = true;
         let (owner, home, on_device) = (slot.owner, slot.home, slot.range.is_some());
         if owner == Owner::Framework && on_device {
             // Its bytes are somebody else's: they are named by `releasable` when nothing uses them.
@@ -359,9 +393,7 @@ impl Engine {
     /// Ends a storage in the order of stream `on`.
     fn end(&mut self, id: StorageId, on: usize) -> Result<()> {
         self.unlist(id)?;
-        let slot = self.slots.get_mut(id.0, "release")?;
-        slot.is_dropped = true;
-        if slot.range.is_none() {
+        if self.slots.get(id.0, "release")?.range.is_none() {
             return self.forget(id);
         }
         let passed = self.users_passed(id, on);
@@ -377,8 +409,9 @@ impl Engine {
     fn users_passed(&mut self, id: StorageId, on: usize) -> Result<()> {
         self.copies_passed(id, on, true)?;
         let slot = self.slots.get(id.0, "release")?;
-        if slot.owner == Owner::Engine && slot.residency() != Residency::Evicting {
-            // An eviction's copy-out is ordered behind them already.
+        // An eviction is ordered behind them already: its copy-out is, or the stream it is of.
+        let is_behind = slot.residency() == Residency::Evicting && slot.home == on;
+        if slot.owner == Owner::Engine && !is_behind {
             let others = Engine::others(slot.readers, on);
             self.order_behind(on, others, Site::FreeAfterUsers)?;
         }
@@ -389,7 +422,9 @@ impl Engine {
     fn unlist(&mut self, id: StorageId) -> Result<()> {
         self.policy.forget(id);
         let slot = self.slots.get_mut(id.0, "release")?;
-        if slot.residency() == Residency::Refilling {
+        // Once, though the end may be tried more than once.
+        let is_first = !std::mem::replace(&mut slot.is_dropped, true);
+        if is_first && slot.residency() == Residency::Refilling {
             self.prefetcher.wasted(slot.len);
         }
         if let Some(ordinal) = slot.ordinal.take() {

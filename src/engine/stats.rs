@@ -89,7 +89,8 @@ impl Stats {
     pub(super) fn keep(&mut self, why: Kept, len: Bytes) {
         let kept = &mut self.kept[why as usize];
         kept.count += 1;
-        kept.bytes += len.0;
+        // The same bytes may be kept any number of times.
+        kept.bytes = kept.bytes.saturating_add(len.0);
     }
 }
 

@@ -179,6 +179,8 @@ pub(crate) fn a_captured_stream_takes_no_work(rig: &dyn Rig) {
     rig.set_capturing(raw, false);
     assert_eq!(refusals, [Some(Misuse::Capturing); 6]);
     assert!(!backend.capturing(a).unwrap());
+    // The copy is known done; the wait says so to tools that see only the device's own order.
+    backend.wait(a, other, Site::Outside).unwrap();
     backend.free_device(device.at(), a).unwrap();
     backend.sync().unwrap();
     assert_eq!(pages.read(0, PAGE), pattern(3, PAGE));

@@ -15,6 +15,7 @@ mod interop;
 mod probe;
 mod process;
 mod refusals;
+mod twins;
 mod verbs;
 
 #[path = "../conformance/cuda_rig.rs"]
@@ -30,3 +31,18 @@ mod refusal;
 mod rig;
 #[path = "../conformance/threads.rs"]
 mod threads;
+
+#[path = "../twins/compare.rs"]
+mod compare;
+#[path = "../twins/machine.rs"]
+mod machine;
+#[path = "../twins/misuse.rs"]
+mod misuse;
+#[path = "../twins/outcome.rs"]
+mod outcome;
+#[path = "../twins/program.rs"]
+mod program;
+#[path = "../twins/side.rs"]
+mod side;
+#[path = "../support/mod.rs"]
+mod support;

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   2026-12-01-h200.json  --read-->  Figure { ratio 0.99, threshold 0.98, better: higher }
-//!   required.json         --read-->  Required { name, unit, better, threshold }
+//!   required.json         --read-->  Asked { demanded, [Required { name, threshold, .. }] }
 //! ```
 //!
 //! The test `results` uses it.
@@ -17,8 +17,12 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Better {
+    /// At least the threshold.
     Higher,
+    /// At most the threshold.
     Lower,
+    /// No further from 1 than the threshold: a prediction beside what was measured.
+    Near,
 }
 
 #[derive(Clone, Debug)]
@@ -46,12 +50,21 @@ pub(crate) struct Required {
     pub(crate) threshold: f64,
 }
 
+/// The list of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    /// Must they be there? Until then only those that are there are held to it.
+    pub(crate) demanded: bool,
+    pub(crate) figures: Vec<Required>,
+}
+
 impl Figure {
     /// Is the ratio as good as was asked?
     pub(crate) fn reaches(&self) -> bool {
         match self.better {
             Better::Higher => self.ratio >= self.threshold,
             Better::Lower => self.ratio <= self.threshold,
+            Better::Near => (self.ratio - 1.0).abs() <= self.threshold,
         }
     }
 }
@@ -97,8 +110,9 @@ impl Fields<'_> {
         match self.text("better").as_str() {
             "higher" => Better::Higher,
             "lower" => Better::Lower,
+            "near" => Better::Near,
             _ => {
-                self.wrong("`better` is neither higher nor lower");
+                self.wrong("`better` is neither higher nor lower nor near");
                 Better::Higher
             }
         }
@@ -146,6 +160,9 @@ fn figure(fields: &mut Fields<'_>) -> Figure {
     if !ratio.is_finite() || (ratio - figure.ratio).abs() > 1e-3 * ratio.max(1.0) {
         fields.wrong(&format!("`ratio` is {}, value by reference is {ratio}", figure.ratio));
     }
+    if figure.hardware.to_lowercase().contains("simulated") {
+        fields.wrong("`hardware` is simulated: its times are no figures");
+    }
     if !is_date(&figure.date) {
         fields.wrong("`date` is not of the form 2026-11-29");
     }
@@ -178,9 +195,15 @@ fn is_date(text: &str) -> bool {
         && (1..=31).contains(&numbers[2])
 }
 
-fn list<T>(file: &str, text: &str, read: fn(&mut Fields<'_>) -> T) -> Result<Vec<T>, Vec<String>> {
-    let value: Value =
-        serde_json::from_str(text).map_err(|error| vec![format!("{file}: {error}")])?;
+fn parse(file: &str, text: &str) -> Result<Value, Vec<String>> {
+    serde_json::from_str(text).map_err(|error| vec![format!("{file}: {error}")])
+}
+
+fn list<T>(
+    file: &str,
+    value: &Value,
+    read: fn(&mut Fields<'_>) -> T,
+) -> Result<Vec<T>, Vec<String>> {
     let list = value.as_array().ok_or_else(|| vec![format!("{file}: not a list")])?;
     let (mut all, mut problems) = (Vec::new(), Vec::new());
     for (i, item) in list.iter().enumerate() {
@@ -200,12 +223,19 @@ fn list<T>(file: &str, text: &str, read: fn(&mut Fields<'_>) -> T) -> Result<Vec
 
 /// The figures of one file, or everything that is wrong with it.
 pub(crate) fn read_figures(file: &str, text: &str) -> Result<Vec<Figure>, Vec<String>> {
-    list(file, text, figure)
+    list(file, &parse(file, text)?, figure)
 }
 
 /// The list of figures that must be there, or everything that is wrong with it.
-pub(crate) fn read_required(file: &str, text: &str) -> Result<Vec<Required>, Vec<String>> {
-    list(file, text, required)
+pub(crate) fn read_required(file: &str, text: &str) -> Result<Asked, Vec<String>> {
+    let value = parse(file, text)?;
+    match value.as_object().map(|object| (object.len(), object.get("demanded"))) {
+        Some((2, Some(Value::Bool(demanded)))) => {
+            let figures = list(file, &value["figures"], required)?;
+            Ok(Asked { demanded: *demanded, figures })
+        }
+        _ => Err(vec![format!("{file}: not an object of `demanded` (a bool) and `figures`")]),
+    }
 }
 
 /// The latest figure of each name; two of one name and date are one too many.

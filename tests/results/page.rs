@@ -13,7 +13,7 @@
 //!
 //! The test `results` uses it.
 
-use crate::figure::{Better, Figure, Required};
+use crate::figure::{Asked, Better, Figure};
 use std::collections::BTreeMap;
 
 type Figures = BTreeMap<String, Figure>;
@@ -61,7 +61,11 @@ fn render(table: &str, figures: &Figures) -> String {
     let mut out = "| figure | value | raw or bound | ratio | asked | measured |\n".to_string();
     out += "|---|---|---|---|---|---|\n";
     for row in &rows {
-        let sign = if row.better == Better::Higher { ">=" } else { "<=" };
+        let sign = match row.better {
+            Better::Higher => ">=",
+            Better::Lower => "<=",
+            Better::Near => "1 +-",
+        };
         let short = if row.reaches() { "" } else { " **short**" };
         let cells = [
             format!("`{}`", row.name),
@@ -106,10 +110,11 @@ fn digits(value: f64) -> String {
 
 /// Figures that are missing, asked less than was agreed, or short without a word about it; and
 /// words about figures that are not short.
-pub(crate) fn judge(figures: &Figures, required: &[Required], page: &str) -> Vec<String> {
+pub(crate) fn judge(figures: &Figures, required: &Asked, page: &str) -> Vec<String> {
     let mut problems = Vec::new();
-    for asked in required {
+    for asked in &required.figures {
         match figures.get(&asked.name) {
+            None if !required.demanded => {}
             None => problems.push(format!("{}: required, but never measured", asked.name)),
             Some(figure) => {
                 let same = figure.unit == asked.unit

@@ -30,10 +30,11 @@ pub struct Both {
 /// One trace of all that framework and engine ask of a device, checked as it is written.
 #[derive(Default)]
 pub struct Trace {
-    checker: Checker,
-    seq: u64,
+    pub checker: Checker,
+    /// How many records there were.
+    pub seq: u64,
     /// The framework's name of each stream, by the engine's.
-    streams: HashMap<StreamId, StreamId>,
+    pub streams: HashMap<StreamId, StreamId>,
 }
 
 impl Trace {
@@ -248,7 +249,8 @@ impl Rig {
     }
 }
 
-fn observer(trace: &Arc<Mutex<Trace>>) -> Observer {
+/// Writes records into the trace that framework and engine share.
+pub fn observer(trace: &Arc<Mutex<Trace>>) -> Observer {
     let trace = trace.clone();
     // After a failed assertion the engine is still dropped, and writes records.
     Box::new(move |record| trace.lock().unwrap_or_else(PoisonError::into_inner).push(record))
@@ -264,7 +266,8 @@ fn names(trace: &Arc<Mutex<Trace>>) -> Observer {
     })
 }
 
-fn told(checker: &Checker) -> String {
+/// What the checker found, in words.
+pub fn told(checker: &Checker) -> String {
     checker.hazards().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -286,7 +289,7 @@ fn no_cost() -> Cost {
     Cost { flops: 0.0, bytes: 0.0, work: Work::Vector }
 }
 
-fn mixed(seed: u64, word: u64) -> u64 {
+pub fn mixed(seed: u64, word: u64) -> u64 {
     let mut x = seed.wrapping_add(word.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
     x ^ (x >> 32)

@@ -98,17 +98,19 @@ pub(crate) mod tests {
     pub(crate) fn by_columns(call: &Call, a: &[f32], b: &[f32], c: &mut [f32]) {
         let [lda, ldb, ldc] = call.stride.map(|stride| stride as usize);
         let (m, n, k) = (call.m as usize, call.n as usize, call.k as usize);
-        for i in 0..m {
-            for j in 0..n {
-                let mut sum = 0.0f32;
-                for p in 0..k {
-                    let a = if call.transposed[0] { a[p + i * lda] } else { a[i + p * lda] };
-                    let b = if call.transposed[1] { b[j + p * ldb] } else { b[p + j * ldb] };
-                    sum += a * b;
-                }
+        for (j, column) in c.chunks_mut(ldc).enumerate().take(n) {
+            let column = &mut column[..m];
+            for c in &mut *column {
                 // The library does not read a result that counts for nothing.
-                let old = if call.beta == 0.0 { 0.0 } else { call.beta * c[i + j * ldc] };
-                c[i + j * ldc] = old + sum;
+                *c = if call.beta == 0.0 { 0.0 } else { call.beta * *c };
+            }
+            for p in 0..k {
+                let b = if call.transposed[1] { b[j + p * ldb] } else { b[p + j * ldb] };
+                if call.transposed[0] {
+                    column.iter_mut().enumerate().for_each(|(i, c)| *c += a[p + i * lda] * b);
+                } else {
+                    column.iter_mut().zip(&a[p * lda..]).for_each(|(c, a)| *c += a * b);
+                }
             }
         }
     }

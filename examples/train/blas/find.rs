@@ -88,7 +88,7 @@ fn python_folders() -> Vec<PathBuf> {
 }
 
 fn open(library: &Path, helper: &Path) -> Result<&'static Library, String> {
-    // The helper is looked up by its bare name when the library is loaded: it must be there by then.
+    // The library asks for its helper by the bare name: by then that must be loaded.
     for name in [helper, library] {
         // SAFETY: the libraries are NVIDIA's, found under their own names; what they run when they
         // are loaded is theirs, and they stay loaded.
@@ -130,11 +130,12 @@ mod tests {
         let root = Folder::new("wheels");
         let lib = root.0.join("nvidia/cu13/lib");
         std::fs::create_dir_all(&lib).unwrap();
-        assert_eq!(packages(&[PathBuf::from("/nonexistent"), root.0.clone()]), [lib.clone()]);
+        let folders = [PathBuf::from("/nonexistent"), root.0.clone()];
+        assert_eq!(packages(&folders), std::slice::from_ref(&lib));
         assert_eq!(pairs(&lib), [], "an empty folder holds none");
         std::fs::write(lib.join("libcublas.so.13"), "").unwrap();
         let found = (lib.join("libcublas.so.13"), lib.join("libcublasLt.so.13"));
-        assert_eq!(pairs(&lib), [found.clone()]);
+        assert_eq!(pairs(&lib), std::slice::from_ref(&found));
         assert_eq!(pairs(&found.0), [found], "the file itself may be named");
         let error = open(&lib.join("libcublas.so.13"), &lib.join("libcublasLt.so.13")).unwrap_err();
         assert!(error.contains("libcublasLt.so.13") && !error.contains('\n'), "{error}");

@@ -85,8 +85,8 @@ impl Functions {
     }
 
     fn of(library: &'static Library) -> std::result::Result<Functions, String> {
-        // SAFETY: each name has the signature of its field in cublas_api.h, with handles and numbers
-        // of enumerations as what they are in C.
+        // SAFETY: each name has the signature of its field in cublas_api.h, with handles and
+        // numbers of enumerations as what they are in C.
         unsafe {
             Ok(Functions {
                 create: symbol(library, "cublasCreate_v2")?,

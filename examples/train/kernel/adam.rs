@@ -85,7 +85,8 @@ fn host_fill(args: &mut HostArgs<'_>) -> Result<()> {
     let to = args.write::<f32>(0)?;
     let (seed, bound) = (args.u64(1)?, args.f32(2)?);
     for (index, to) in to.iter_mut().enumerate() {
-        *to = bound * uniform(seed, index as u64);
+        // Zero has no sign, so that it is zero for whatever reads the bytes.
+        *to = bound * uniform(seed, index as u64) + 0.0;
     }
     Ok(())
 }

@@ -1,0 +1,307 @@
+//! Ends of storages, streams and engines at awkward moments: handles dropped under a capture, a
+//! release on another stream than the eviction's, an engine dropped over a refused question.
+//!
+//! The fault guarded against: a verb that gives up half way, after which bytes are freed under a
+//! copy, or a storage, a block or a handle is left behind for good.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
+
+mod support;
+
+use lightering::backend::Backend;
+use lightering::backend::sim::{Config, Eager, Fault, FaultPlan, Lazy, Spot};
+use lightering::pinned::PoolOptions;
+use lightering::{Acquire, Bytes, DeviceRange, Evict, Options};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use support::{Rig, options, small_pool};
+
+const LEN: Bytes = Bytes::kib(8);
+
+fn lazy() -> Config {
+    Config::scheduled(Box::new(Lazy::default()))
+}
+
+#[allow(dead_code)]
+fn ready(acquired: Acquire) -> DeviceRange {
+    match acquired {
+        Acquire::Ready(range) => range,
+        Acquire::NeedsRoom(_) => panic!("the engine owns the bytes"),
+    }
+}
+
+/// A clean eviction is ordered behind readers on its own stream only; released on another stream,
+/// the bytes are freed under the reader's kernel.
+#[test]
+fn b01_a_clean_eviction_released_on_another_stream_frees_under_its_reader() {
+    let bounds = Options { note_uses: false, unreleased_bytes_max: Bytes::mib(1), ..options() };
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), bounds, 2);
+    let (a, b) = (rig.streams[0].engine, rig.streams[1].engine);
+    let storage = rig.engine.alloc(LEN, a, "x").unwrap();
+    let range = rig.engine.range(storage.id()).unwrap();
+    rig.fill(0, range, 1);
+    rig.engine.evict(storage.id(), a).unwrap();
+    // The copy-out is done; a reader takes the eviction back.
+    rig.engine.drain().unwrap();
+    let range = match rig.engine.acquire(storage.id(), a).unwrap() {
+        Acquire::Ready(range) => range,
+        other => panic!("{other:?}"),
+    };
+    rig.check(0, range, 1, "the reader on the first stream".into());
+    assert_eq!(rig.engine.evict(storage.id(), a).unwrap(), Evict::Clean);
+    assert_eq!(rig.engine.stats().unreleased_bytes, LEN.0, "not freed yet");
+    rig.engine.release(storage, b).unwrap();
+    rig.assert_right();
+}
+
+/// An error in a handle's end is not the next verb's error, and not a leak until shutdown.
+#[test]
+fn b02_a_handle_dropped_while_its_stream_is_captured_is_freed_later_and_fails_nobody() {
+    let mut rig = Rig::adversary(1);
+    let on = rig.streams[0].engine;
+    let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+    rig.sim.inner().set_capturing(rig.streams[0].here, true).unwrap();
+    drop(storage);
+    let other = rig.engine.memory();
+    rig.sim.inner().set_capturing(rig.streams[0].here, false).unwrap();
+    assert!(other.is_ok(), "a verb that has nothing to do with it: {other:?}");
+    rig.engine.step().unwrap();
+    rig.engine.drain().unwrap();
+    assert_eq!(rig.engine.stats().storages, 0, "the dropped storage is never ended");
+    assert_eq!(rig.engine.memory().unwrap().allocated, Bytes::ZERO);
+}
+
+#[test]
+fn b03_step_goes_on_while_one_served_stream_is_captured() {
+    let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0].engine;
+    let a = rig.engine.alloc(LEN, on, "a").unwrap();
+    let b = rig.engine.alloc(LEN, on, "b").unwrap();
+    rig.engine.evict(a.id(), on).unwrap();
+    rig.engine.evict(b.id(), on).unwrap();
+    rig.sim.sync().unwrap();
+    rig.sim.inner().set_capturing(rig.streams[0].here, true).unwrap();
+    let stepped = rig.engine.step();
+    rig.sim.inner().set_capturing(rig.streams[0].here, false).unwrap();
+    assert!(stepped.is_ok(), "{stepped:?}");
+}
+
+/// A failed release says "out of memory" or "busy" ("nothing changed, try again"), yet it took the
+/// handle: nobody can try again, and the bytes stay until shutdown.
+#[test]
+fn b04_a_release_that_failed_leaves_nothing_for_ever() {
+    let mut hit = 0;
+    for nth in 1..6 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default().at(Spot::Record, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 2);
+        let (a, b) = (rig.streams[0].engine, rig.streams[1].engine);
+        let storage = rig.engine.alloc(LEN, a, "x").unwrap();
+        rig.engine.acquire(storage.id(), b).unwrap();
+        if rig.engine.release(storage, a).is_ok() {
+            continue;
+        }
+        hit += 1;
+        rig.engine.drain().unwrap();
+        rig.engine.step().unwrap();
+        assert_eq!(rig.engine.stats().storages, 0, "record {nth}: the storage is never ended");
+        assert_eq!(rig.engine.memory().unwrap().allocated, Bytes::ZERO);
+    }
+    assert!(hit > 0, "no record of a release was refused");
+}
+
+/// release of a storage fetched ahead fails once; making room then counts it as wasted twice.
+#[test]
+fn b05_a_fetched_storage_whose_release_failed_is_not_wasted_twice() {
+    let mut hit = 0;
+    for nth in 1..40 {
+        let mut config = lazy();
+        config.device_bytes = Bytes::kib(32);
+        config.faults = FaultPlan::default().at(Spot::Wait, nth, Fault::Refuse);
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let mut all = Vec::new();
+        for n in 0..3u64 {
+            let Ok(storage) = rig.engine.alloc(LEN, on, "x") else { break };
+            let _ = rig.engine.evict(storage.id(), on);
+            all.push((n, storage));
+        }
+        let _ = rig.engine.flush(on);
+        let Some((_, last)) = all.pop() else { continue };
+        if rig.engine.acquire(last.id(), on).is_err() {
+            continue;
+        }
+        if rig.engine.stats().prefetched_bytes == 0 {
+            continue;
+        }
+        let Some((_, ahead)) = all.pop() else { continue };
+        if rig.engine.release(ahead, on).is_ok() {
+            continue;
+        }
+        hit += 1;
+        // Now room is short.
+        let more = catch_unwind(AssertUnwindSafe(|| {
+            let mut kept = Vec::new();
+            while let Ok(one) = rig.engine.alloc(LEN, on, "y") {
+                kept.push(one);
+            }
+            kept.len()
+        }));
+        assert!(more.is_ok(), "wait {nth}: an engine that panics for want of room");
+        let ahead = rig.engine.stats().prefetched_bytes;
+        assert!(ahead <= 16 << 10, "wait {nth}: {ahead} bytes ahead");
+    }
+    assert!(hit > 0, "no wait of a release was refused");
+}
+
+/// A copy-in fails half way, and so does the wait that should order the target's end behind it: the
+/// framework drops the target while the first trunk still writes it.
+#[test]
+fn b06_a_target_is_not_given_back_under_a_copy_that_failed_half_way() {
+    let mut bad = Vec::new();
+    for nth in 1..14 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default().at(Spot::Copy, 6, Fault::Refuse).at(
+            Spot::Wait,
+            nth,
+            Fault::Refuse,
+        );
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, 1);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        if rig.engine.evict(storage.id(), on).is_err() || rig.engine.flush(on).is_err() {
+            continue;
+        }
+        if rig.engine.releasable(on) != Ok(Some(storage.id())) {
+            continue;
+        }
+        rig.give(0, range.at());
+        let target = rig.take(0, LEN).unwrap();
+        if rig.engine.refill(storage.id(), target, on).is_ok() {
+            continue;
+        }
+        // As the documentation allows: dropped in the order of `compute`, and taken anew.
+        rig.give(0, target.at());
+        let mine = rig.take(0, LEN).unwrap();
+        rig.fill(0, mine, 9);
+        rig.check(0, mine, 9, "somebody else's bytes".into());
+        rig.sim.sync().unwrap();
+        let hazards = catch_unwind(AssertUnwindSafe(|| rig.assert_right()));
+        if hazards.is_err() {
+            bad.push(nth);
+        }
+    }
+    assert!(bad.is_empty(), "a copy writes freed bytes where wait {bad:?} is refused");
+}
+
+/// The same of the engine's own target: it is neither freed nor counted.
+#[test]
+fn b07_a_target_of_the_engines_own_is_not_lost_where_two_calls_fail() {
+    for nth in 1..14 {
+        let mut config = lazy();
+        config.faults = FaultPlan::default().at(Spot::Copy, 6, Fault::Refuse).at(
+            Spot::Wait,
+            nth,
+            Fault::Refuse,
+        );
+        let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), options(), 1);
+        let on = rig.streams[0].engine;
+        let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+        if rig.engine.evict(storage.id(), on).is_err() || rig.engine.flush(on).is_err() {
+            continue;
+        }
+        let _ = rig.engine.acquire(storage.id(), on);
+        let _ = rig.engine.release(storage, on);
+        rig.engine.drain().unwrap();
+        rig.engine.shutdown().unwrap();
+        rig.sim.sync().unwrap();
+        let memory = rig.sim.memory().unwrap();
+        assert_eq!(memory.free, memory.total, "wait {nth}: device bytes are lost");
+    }
+}
+
+/// More busy blocks than one `settle` asks about: closing the engine quarantines the rest for good.
+#[test]
+fn b08_shutdown_brings_every_block_home_whatever_settle_asks_at_once() {
+    let pool = PoolOptions { settle_calls_max: 1, ..small_pool(Bytes::mib(4)) };
+    let mut rig = Rig::new(lazy(), pool, options(), 1);
+    let on = rig.streams[0].engine;
+    for n in 1..12u64 {
+        let storage = rig.engine.alloc(Bytes::kib(4 * n), on, "x").unwrap();
+        rig.engine.evict(storage.id(), on).unwrap();
+        rig.engine.release(storage, on).unwrap();
+    }
+    rig.engine.shutdown().unwrap();
+    assert_eq!(rig.pool.stats().busy, Bytes::ZERO, "after shutdown");
+    let Rig { engine, pool, .. } = rig;
+    drop(engine);
+    assert_eq!(pool.stats().quarantined, Bytes::ZERO, "after the engine is gone");
+}
+
+/// The default asks 64 at once.
+#[test]
+fn b08_shutdown_brings_every_block_home_with_the_default_bounds() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(64)), options(), 1);
+    let on = rig.streams[0].engine;
+    let all: Vec<_> = (1..200u64)
+        .map(|_| {
+            let storage = rig.engine.alloc(Bytes::kib(4), on, "x").unwrap();
+            rig.engine.evict(storage.id(), on).unwrap();
+            storage
+        })
+        .collect();
+    for storage in all {
+        rig.engine.release(storage, on).unwrap();
+    }
+    rig.engine.shutdown().unwrap();
+    let Rig { engine, pool, .. } = rig;
+    drop(engine);
+    assert_eq!(pool.stats().busy, Bytes::ZERO);
+    assert_eq!(pool.stats().quarantined, Bytes::ZERO, "after the engine is gone");
+}
+
+/// `drain` waits until everything is done "and learns of it".
+#[test]
+fn b09_drain_learns_that_every_block_is_idle() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(64)), options(), 1);
+    let on = rig.streams[0].engine;
+    let all: Vec<_> = (1..200u64)
+        .map(|_| {
+            let storage = rig.engine.alloc(Bytes::kib(4), on, "x").unwrap();
+            rig.engine.evict(storage.id(), on).unwrap();
+            storage
+        })
+        .collect();
+    for storage in all {
+        rig.engine.release(storage, on).unwrap();
+    }
+    rig.engine.drain().unwrap();
+    assert_eq!(rig.pool.stats().busy, Bytes::ZERO);
+}
+
+/// "Every verb works without `step`": few events, none asked for.
+#[test]
+fn b10_few_events_and_no_step_do_not_stop_the_engine_for_ever() {
+    let bounds = Options { events_max: 8, ..options() };
+    let config = Config::scheduled(Box::new(Eager));
+    let mut rig = Rig::new(config, small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0].engine;
+    let mut kept = 0;
+    for round in 0..200u64 {
+        let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+        let range = rig.engine.range(storage.id()).unwrap();
+        rig.fill(0, range, round);
+        if matches!(rig.engine.evict(storage.id(), on).unwrap(), Evict::Kept(_)) {
+            kept += 1;
+        } else {
+            rig.engine.flush(on).unwrap();
+        }
+        // The device has done everything at once; nothing is in flight.
+        let got = rig.engine.acquire(storage.id(), on);
+        assert!(got.is_ok(), "round {round}: {got:?}");
+        rig.engine.release(storage, on).unwrap();
+    }
+    assert!(kept < 20, "{kept} of 200 were kept");
+}

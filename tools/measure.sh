@@ -1,0 +1,249 @@
+#!/bin/bash
+# Measures on a machine with a GPU what benches/results/required.json asks for, from the unpacked
+# bundle that it lies in (tools/bundle.sh). Needs bash and the bundle; the last part needs Python 3.
+#
+#   measure.sh [-o FOLDER] [-t SECONDS] [-r] [PART...]
+#
+#   conformance  promises of the driver seam that CUDA keeps             at most  30 s
+#   calibrate    the device's figures, for the simulated device                  45 s
+#   train        what is compared in turn, there and back, in one process       200 s
+#   overlap      matrix products and memory-bound kernels in turn                60 s
+#   predict      the same programs on the simulated device, with those figures   45 s
+#   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
+#   figures      a table of all that, and FOLDER/figures.json
+#
+# Without a PART all run, in this order. FOLDER is $OUT, or ./results. A part replaces what it left
+# there before; what other parts left stays, so parts can be run one by one. FOLDER holds
+# machine.txt, model.txt, runs.jsonl, figures.json and all.log.
+#   -t  what a part may take, instead of the times above
+#   -r  a rehearsal without a GPU: the simulated device, small sizes, no sanitizer
+# Exits 0 when every program of every part did.
+set -uo pipefail
+
+here=$(cd "$(dirname "$0")" && pwd)
+folder=${OUT:-$PWD/results}
+device=cuda:0
+sizes=(--layers 24 --hidden 4096 --tokens 32768)
+steps=8
+layer=(--hidden 4096 --tokens 32768)
+copies=(--bytes 256MiB --count 16)
+promises=cuda::
+rehearsal=()
+seconds_max=''
+all=(conformance calibrate train overlap predict sanitizer figures)
+while getopts o:t:r option; do
+    case $option in
+        o) folder=$OPTARG ;;
+        t) seconds_max=$OPTARG ;;
+        r)
+            device=sim
+            sizes=(--layers 3 --hidden 64 --tokens 256)
+            steps=4
+            layer=(--hidden 1024 --tokens 4096)
+            copies=(--bytes 1MiB --count 4)
+            promises=timed::
+            rehearsal=(--rehearsal)
+            all=(conformance calibrate train overlap predict figures)
+            ;;
+        *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+parts=("$@")
+[ $# -gt 0 ] || parts=("${all[@]}")
+for part in "${parts[@]}"; do
+    case " conformance calibrate train overlap predict sanitizer figures " in
+        *" $part "*) ;;
+        *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
+    esac
+done
+
+mkdir -p "$folder" || exit 2
+folder=$(cd "$folder" && pwd)
+log=$folder/all.log
+runs=$folder/runs.jsonl
+model=$folder/model.txt
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+touch "$runs" "$log"
+LIGHTERING_COMMIT=$(cat "$here/COMMIT")
+export LIGHTERING_COMMIT LIGHTERING_REQUIRE_CUDA=1
+[ "$device" != sim ] || unset LIGHTERING_REQUIRE_CUDA
+{
+    echo "commit $LIGHTERING_COMMIT"
+    date -u +'date %Y-%m-%dT%H:%M:%SZ'
+    echo "device $device"
+    uname -srm
+    nproc | sed 's/^/cores /'
+    grep MemTotal /proc/meminfo
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2> /dev/null |
+        head -n 1
+} > "$folder/machine.txt"
+if [ -s "$runs" ] && ! grep -qF "\"commit\": \"$LIGHTERING_COMMIT\"" "$runs"; then
+    echo "measure.sh: $runs is of another commit: take another folder" >&2
+    exit 2
+fi
+
+run=$(grep -o '"run": [0-9]*' "$runs" | sed 's/.* //' | sort -n | tail -n 1)
+run=${run:-0}
+failed=0
+part=''
+deadline=0
+
+say() { echo "$*" | tee -a "$log"; }
+left() { echo $((deadline - SECONDS)); }
+
+# Adds what a program said, a JSON object, to the runs.
+record() { # KIND COMMAND SAID
+    local form='{"part": "%s", "kind": "%s", "run": %d, "command": "%s", '
+    form+='"commit": "%s", "said": %s}'
+    printf "$form\n" \
+        "$part" "$1" "$run" "${2//$folder\//}" "$LIGHTERING_COMMIT" "$3" >> "$runs"
+}
+
+# Runs a program of the bundle within what is left of the part's time; leaves all it printed in
+# $scratch/out. On the screen comes what people read.
+program() { # WRAPPER... -- PROGRAM ARGUMENT...
+    local wrapper=()
+    while [ "$1" != -- ]; do wrapper+=("$1") && shift; done
+    shift
+    local path=$here/bin/$1 code
+    shift
+    say "== ${path##*/} $*"
+    (cd "$here" && timeout -k 5 "$(left)" "${wrapper[@]}" "$path" "$@") 2>&1 |
+        tee "$scratch/out" | tee -a "$log" | grep -Ev '^\{.*\}$|^test .* ok$|^$'
+    code=${PIPESTATUS[0]}
+    [ "$code" -ne 124 ] || say "-- out of time"
+    return "$code"
+}
+
+# An example whose lines of JSON are kept.
+example() { # KIND NAME ARGUMENT...
+    local kind=$1 name=$2 code=0 line
+    shift 2
+    run=$((run + 1))
+    program -- "example-$name" "$@" --json || code=$?
+    while read -r line; do
+        record "$kind" "$name $* --json" "$line"
+    done < <(grep '^{.*}$' "$scratch/out")
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
+    return "$code"
+}
+
+measure_conformance() {
+    local code=0 counts passed wrong
+    run=$((run + 1))
+    program -- test-conformance "$promises" || code=$?
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
+    counts=$(grep '^test result: ' "$scratch/out") || return
+    passed=$(sed 's/.* \([0-9]*\) passed.*/\1/' <<< "$counts")
+    wrong=$(sed 's/.* \([0-9]*\) failed.*/\1/' <<< "$counts")
+    record '' "test:conformance $promises" "{\"passed\": $passed, \"failed\": $wrong}"
+}
+
+measure_calibrate() {
+    run=$((run + 1))
+    if program -- example-calibrate --device "$device" "${layer[@]}"; then
+        grep -E '^(#.*|[a-z_.]+ = .*)$' "$scratch/out" > "$model"
+    else
+        failed=$((failed + 1))
+    fi
+}
+
+measure_train() {
+    local modes=checkpoint,checkpoint+raw,checkpoint+offload
+    local back=checkpoint+offload,checkpoint+raw,checkpoint
+    local began=$SECONDS took=0
+    # Three rounds, or as many as there is time for.
+    for _ in 1 2 3; do
+        [ "$took" -lt "$(left)" ] || break
+        began=$SECONDS
+        example '' train --device "$device" "${sizes[@]}" --steps "$steps" --modes "$modes,$back" ||
+            return
+        took=$((SECONDS - began + 1))
+    done
+    if [ "$((took / 4))" -lt "$(left)" ]; then
+        example '' train --device "$device" "${sizes[@]}" --steps "$steps" --modes none
+    fi
+}
+
+measure_overlap() {
+    local kind began=$SECONDS took=0
+    for kind in gemm hbm hbm gemm gemm hbm; do
+        [ "$took" -lt "$(left)" ] || break
+        began=$SECONDS
+        example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}"
+        took=$((SECONDS - began + 1))
+    done
+}
+
+measure_predict() {
+    local kind simulated=(--device sim --times-only --model "$model")
+    if [ ! -s "$model" ]; then
+        say "predict: no $model: calibrate comes first"
+        failed=$((failed + 1))
+        return
+    fi
+    example train train "${simulated[@]}" "${sizes[@]}" --steps 3 \
+        --modes checkpoint,checkpoint+raw,checkpoint+offload
+    for kind in gemm hbm; do
+        example "$kind" overlap "${simulated[@]}" --compute "$kind" "${copies[@]}"
+    done
+}
+
+sanitized() { # TOOL PROGRAM ARGUMENT...
+    local tool=$1 code=0 clean=false
+    shift
+    run=$((run + 1))
+    program "$sanitizer" --tool "$tool" --error-exitcode 9 -- "$@" || code=$?
+    if [ "$code" -eq 124 ] || ! grep -q ' SUMMARY: ' "$scratch/out"; then
+        failed=$((failed + 1))
+        return
+    fi
+    if [ "$code" -eq 0 ] && ! grep -q ' SUMMARY: [^0]' "$scratch/out"; then
+        clean=true
+    else
+        failed=$((failed + 1))
+    fi
+    record "$tool" "compute-sanitizer --tool $tool $*" "{\"clean\": $clean}"
+}
+
+measure_sanitizer() {
+    local tool small=(--device "$device" --layers 3 --hidden 64 --tokens 256 --steps 2)
+    small+=(--modes 'checkpoint,checkpoint+offload')
+    sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
+    if [ -z "$sanitizer" ]; then
+        say "sanitizer: no compute-sanitizer on this machine"
+        failed=$((failed + 1))
+        return
+    fi
+    sanitized memcheck example-train "${small[@]}"
+    for tool in racecheck initcheck synccheck; do
+        sanitized "$tool" example-train "${small[@]}"
+    done
+    sanitized memcheck example-overlap --device "$device" --compute hbm --bytes 1MiB --count 2
+    sanitized memcheck test-conformance "$promises"
+}
+
+measure_figures() {
+    python3 "$here/figures.py" "$folder" "${rehearsal[@]}" || failed=$((failed + 1))
+}
+
+cat "$folder/machine.txt"
+for part in "${parts[@]}"; do
+    case $part in
+        conformance) seconds=30 ;;
+        calibrate | predict) seconds=45 ;;
+        train) seconds=200 ;;
+        overlap) seconds=60 ;;
+        *) seconds=90 ;;
+    esac
+    seconds=${seconds_max:-$seconds}
+    started=$SECONDS
+    deadline=$((SECONDS + seconds))
+    [ "$part" = figures ] || sed -i "/^{\"part\": \"$part\",/d" "$runs"
+    "measure_$part"
+    say "-- $part: $((SECONDS - started)) s of at most $seconds"
+done
+[ "$failed" -eq 0 ] || echo "measure.sh: $failed programs failed"
+[ "$failed" -eq 0 ]
