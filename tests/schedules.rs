@@ -11,6 +11,8 @@
 
 #[path = "schedules/bench.rs"]
 mod bench;
+#[path = "schedules/canonical.rs"]
+mod canonical;
 #[path = "schedules/machine.rs"]
 mod machine;
 #[path = "schedules/plan.rs"]
@@ -275,6 +277,22 @@ fn no_schedule_and_no_fault_loses_a_byte_or_leaves_anything_behind() {
         assert!(tally.faulty * 10 >= tally.runs * 7, "{} of {}", tally.faulty, tally.runs);
         let never = Kind::ALL.iter().zip(tally.kinds).find(|(_, count)| *count == 0);
         assert!(never.is_none(), "{never:?} never happened");
+    }
+}
+
+#[test]
+fn six_small_programs_are_right_in_every_order_there_is() {
+    let programs: [(&str, fn() -> u64); 6] = [
+        ("there and back, torn", canonical::there_and_back),
+        ("two leave", canonical::two_leave),
+        ("one block", canonical::one_block),
+        ("written while leaving", canonical::written_while_leaving),
+        ("two readers", canonical::two_readers),
+        ("pulled", canonical::pulled),
+    ];
+    for (name, program) in programs {
+        let start = Instant::now();
+        println!("{name:<22} {:>7} orders in {:?}", program(), start.elapsed());
     }
 }
 
