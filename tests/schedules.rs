@@ -325,9 +325,12 @@ fn part(tally: &mut Tally, first: u64, count: u64) {
 /// How many runs a part has: few enough that the first one is through within the time there is.
 const PART_RUNS: u64 = 50_000;
 
+/// A small program's name, and how to go through its orders.
+type Program = (&'static str, fn() -> u64);
+
 #[test]
 fn six_small_programs_are_right_in_every_order_there_is() {
-    let programs: [(&str, fn() -> u64); 6] = [
+    let programs: [Program; 6] = [
         ("there and back, torn", canonical::there_and_back),
         ("two leave", canonical::two_leave),
         ("one block", canonical::one_block),
