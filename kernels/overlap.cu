@@ -5,6 +5,7 @@
 // Invariant: neither needs anything that a copy moves.
 //
 //   busy   integer arithmetic in registers: as long as its rounds      axpy   as long as its bytes
+//   noise  what both of them, and products, begin with
 
 #include "common.cuh"
 
@@ -28,5 +29,12 @@ KERNEL axpy(const float *__restrict__ x, float *__restrict__ y, float a, u64 byt
         sum.z += a * add.z;
         sum.w += a * add.w;
         ((float4 *)y)[i] = sum;
+    }
+}
+
+// Numbers of either sign between a half and one, whether they are read as bf16 or as f32.
+KERNEL noise(u32 *__restrict__ to, u64 bytes) {
+    for (u64 i = first(); i < bytes / 4; i += stride()) {
+        to[i] = ((u32)mixed(i) & 0x807f807fu) | 0x3f003f00u;
     }
 }

@@ -68,7 +68,7 @@ pub enum Missing {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Misuse {
-    /// The handle's thing is gone.
+    /// What the handle named is gone.
     Stale,
     /// The handle belongs to another engine, backend or table.
     Foreign,
@@ -117,6 +117,8 @@ pub struct Error {
 struct Inner {
     kind: Kind,
     op: &'static str,
+    /// What kind of thing the call's handle names; empty where none is known.
+    noun: &'static str,
     at: Option<Name>,
     bytes: Option<Bytes>,
     code: Option<(u32, &'static str)>,
@@ -127,12 +129,20 @@ impl Error {
     /// An error of `kind`, met in the operation `op`.
     pub fn new(kind: Kind, op: &'static str) -> Error {
         let detail = Cow::Borrowed("");
-        Error { inner: Box::new(Inner { kind, op, at: None, bytes: None, code: None, detail }) }
+        let inner = Inner { kind, op, noun: "", at: None, bytes: None, code: None, detail };
+        Error { inner: Box::new(inner) }
     }
 
     /// A refused call.
     pub fn usage(misuse: Misuse, op: &'static str) -> Error {
         Error::new(Kind::Usage(misuse), op)
+    }
+
+    /// Adds what the refused handle names: "storage", "stream", "event".
+    #[must_use]
+    pub fn of(mut self, noun: &'static str) -> Error {
+        self.inner.noun = noun;
+        self
     }
 
     /// Adds the name of the storage it is about.
@@ -235,7 +245,7 @@ impl Missing {
 impl Misuse {
     fn words(self) -> &'static str {
         match self {
-            Misuse::Stale => "the handle's thing is gone",
+            Misuse::Stale => "the handle is stale",
             Misuse::Foreign => "the handle belongs to another owner",
             Misuse::Overlap => "the range overlaps another storage",
             Misuse::OutOfRange => "the range leaves its allocation",
@@ -260,7 +270,15 @@ impl Misuse {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.inner;
-        write!(f, "{}: {}", inner.op, inner.kind)?;
+        match (inner.kind, inner.noun) {
+            (Kind::Usage(Misuse::Stale), noun) if !noun.is_empty() => {
+                write!(f, "{}: the {noun}'s handle is stale", inner.op)?;
+            }
+            (Kind::Usage(Misuse::Foreign), noun) if !noun.is_empty() => {
+                write!(f, "{}: the {noun} belongs to another owner", inner.op)?;
+            }
+            (kind, _) => write!(f, "{}: {kind}", inner.op)?,
+        }
         if !inner.detail.is_empty() {
             write!(f, ": {}", inner.detail)?;
         }

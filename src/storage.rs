@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn a_handle_dropped_anywhere_is_heard_of_once() {
         let (tell, heard) = crossbeam_channel::unbounded();
-        let mut table = crate::unit::Table::new(4);
+        let mut table = crate::unit::Table::new("storage", 4);
         let id = StorageId(table.insert(()).unwrap());
         let handle = Storage::new(id, Bytes(1), tell.clone());
         std::thread::spawn(move || drop(handle)).join().unwrap();

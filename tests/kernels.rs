@@ -35,6 +35,9 @@ fn stems(folder: &Path, extension: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_ptx_file_was_made_from_the_source_beside_it() {
+    if !folder().is_dir() {
+        return emulator::aloud("PTX was NOT compared: its sources are not on this machine");
+    }
     let names = stems(&folder(), "cu");
     assert_eq!(names, stems(&folder().join("ptx"), "ptx"));
     assert!(names.len() >= 4, "{names:?}");
@@ -183,7 +186,7 @@ fn a_changed_byte_is_counted(backend: Box<dyn Backend>) -> Result<()> {
     let (at, bad) = (rig.take(len)?, rig.take(pattern::COUNT_BYTES)?);
     pattern::fill(&mut *rig.backend, at, seed, rig.on)?;
     assert_eq!(rig.read(at)?, filled(&host, len as usize));
-    let mut count = |rig: &mut Rig, seed| -> Result<u64> {
+    let count = |rig: &mut Rig, seed| -> Result<u64> {
         rig.write(bad, &[0; 8])?;
         pattern::check(&mut *rig.backend, at, bad, seed, rig.on)?;
         Ok(u64::from_le_bytes(rig.read(bad)?.try_into().unwrap()))

@@ -43,6 +43,9 @@ fn an_option_out_of_its_bounds_is_named() {
     };
     let options = || small(Bytes::mib(2));
     assert!(refused(small(Bytes::ZERO)).contains("budget of zero"));
+    assert!(refused(small(Bytes(1))).contains("under 4 KiB"));
+    assert!(refused(small(Bytes(4095))).contains("under 4 KiB"));
+    assert!(PinnedPool::new(Paper::new(Bytes::gib(1)), small(Bytes(4096))).is_ok());
     assert!(refused(PoolOptions { arena_max: 0, ..options() }).contains("arena_max"));
     assert!(refused(PoolOptions { client_max: 0, ..options() }).contains("client_max"));
     let piece_bytes_max = Bytes(4095);

@@ -86,7 +86,7 @@ const NEEDED: &[&str] = &[
     "At Evicted(Host)",
     "At Refilling",
     "Failed OutOfMemory",
-    "Failed Busy",
+    "Failed Usage(BadValue)",
     "Failed Usage(State)",
     "Failed Usage(Stale)",
     "Failed Usage(Foreign)",

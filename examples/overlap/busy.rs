@@ -19,7 +19,7 @@ pub(crate) const THREADS: u64 = 1 << 18;
 /// Each number goes `rounds` steps of a linear congruential generator further.
 pub(crate) static BUSY: Kernel = Kernel {
     name: "busy",
-    ptx: None,
+    ptx: Some(include_str!("../../kernels/ptx/overlap.ptx")),
     host: Some(|_, args| busy_host(args)),
     cost: |_, args| {
         let rounds = match args {

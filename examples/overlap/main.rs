@@ -1,4 +1,4 @@
-//! Copies next to a busy kernel: each alone, both through the engine, both with raw copies.
+//! Copies next to compute: each alone, both through the engine, both with raw copies.
 //!
 //! What it is not: a training step. No kernel reads what is copied, so nothing but the device and
 //! the engine's own waits can keep the two apart.
@@ -6,19 +6,25 @@
 //! Invariant: every figure is a device's time between two events, never the host's.
 //!
 //! ```text
-//!   main (words, device, report) -> rig (streams, engine, runs) -> busy (the kernel)
+//!   main (words, device, report) -> rig (streams, engine, runs) -> compute (busy, gemm, hbm)
 //! ```
 //!
 //! Run it with `cargo run --release --example overlap -- --help`.
 
+#[path = "../train/blas/mod.rs"]
+mod blas;
 mod busy;
+mod compute;
+#[cfg(test)]
+#[path = "../../tests/emulator/mod.rs"]
+mod emulator;
 mod rig;
 #[path = "../common/simulated.rs"]
 mod simulated;
 
-use busy::BUSY;
+use compute::{Compute, Kind, Place};
 use lightering::backend::{Backend, Spec};
-use lightering::{Bytes, Error, Misuse, Result};
+use lightering::{Bytes, Error, Result};
 use rig::{Figures, Rig};
 use simulated::Simulated;
 use std::io::Write;
@@ -26,22 +32,26 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const HELP: &str = "\
-Copies bytes off the device and back next to a busy kernel, with the engine and with raw copies.
+Copies bytes off the device and back next to compute, with the engine and with raw copies.
 
 Usage: overlap [options]
 
   --device NAME   auto, sim or cuda:N (default: auto)
   --bytes SIZE    bytes of one storage (default: 16MiB)
   --count N       storages (default: 8)
-  --json          one line of JSON on standard output: copy_seconds (raw, alone), compute_seconds
-                  (alone), both_seconds (through the engine), both_raw_seconds, and ratio, which is
-                  both_seconds over both_raw_seconds
+  --compute KIND  what runs meanwhile, for as long as the copies take: busy (integers, no memory),
+                  gemm (matrix products) or hbm (device memory) (default: busy)
+  --runs N        runs of each kind, of which the medians count (default: 3)
+  --json          one line of JSON on standard output: compute, copy_seconds (raw, alone),
+                  compute_seconds (alone), both_seconds (through the engine), both_raw_seconds, and
+                  ratio: the last but one over the last, run for run
   --times-only    with --device sim: no byte moves, so any size costs nothing here
   --model FILE    with --device sim: the device's figures, as the example calibrate prints them
   --help          this text
 ";
 
 const COUNT_MAX: u64 = 1024;
+const RUNS_MAX: u32 = 1000;
 /// The most bytes of all storages: they are on the device twice, and in pinned memory twice.
 const ALL_MAX: Bytes = Bytes::gib(4);
 /// What the command line says.
@@ -49,6 +59,8 @@ struct Wish {
     device: String,
     bytes: Bytes,
     count: u64,
+    kind: Kind,
+    runs: u32,
     json: bool,
     times_only: bool,
     model: Option<String>,
@@ -59,6 +71,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
         device: String::from("auto"),
         bytes: Bytes::mib(16),
         count: 8,
+        kind: Kind::Busy,
+        runs: 3,
         json: false,
         times_only: false,
         model: None,
@@ -79,8 +93,19 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
                 let text = value()?;
                 wish.count = text.parse().map_err(|_| format!("--count {text}: not a number"))?;
             }
+            "--compute" => {
+                let text = value()?;
+                wish.kind = text.parse().map_err(|why| format!("--compute {text}: {why}"))?;
+            }
+            "--runs" => {
+                let text = value()?;
+                wish.runs = text.parse().map_err(|_| format!("--runs {text}: not a number"))?;
+            }
             _ => return Err(format!("{word}: no such option; --help lists them")),
         }
+    }
+    if wish.runs == 0 || wish.runs > RUNS_MAX {
+        return Err(format!("--runs {}: must be 1 to {RUNS_MAX}", wish.runs));
     }
     if wish.bytes.is_zero() {
         return Err(String::from("--bytes 0: must be at least 1"));
@@ -107,11 +132,7 @@ fn open(spec: Spec, simulated: &Simulated) -> Result<(Pair, Option<Error>)> {
         let one = || -> Result<Box<dyn Backend>> {
             Ok(lightering::open(&Spec::Cuda(ordinal).to_string())?.backend)
         };
-        let pair: Pair = [one()?, one()?];
-        match BUSY.ptx {
-            Some(_) => Ok(pair),
-            None => Err(Error::usage(Misuse::BadKernel, "open").detail(BUSY.name)),
-        }
+        Ok([one()?, one()?])
     };
     match spec {
         Spec::Sim(ordinal) => Ok((simulated(ordinal)?, None)),
@@ -146,7 +167,12 @@ fn run(
     let (mut backends, why) = open(spec, &simulated).map_err(named)?;
     let about = backends[0].about();
     let free = backends[0].memory().map_err(failed)?.free;
-    let needed = Bytes(2 * wish.bytes.0 * wish.count);
+    let place = match (about.simulated, wish.times_only) {
+        (false, _) => Place::Cuda(about.device.0),
+        (true, false) => Place::Here,
+        (true, true) => Place::Nowhere,
+    };
+    let needed = Bytes(2 * wish.bytes.0 * wish.count) + Compute::bytes(wish.kind, place);
     if needed > free {
         return Err(bad(format!(
             "--bytes, --count: need {needed}, {} has {free} free",
@@ -156,43 +182,39 @@ fn run(
     let because = why.map(|error| format!(", because cuda:0 is not to be had ({error})"));
     let times = if about.simulated { "; all times are simulated" } else { "" };
     writeln!(err, "device: {}{}{times}", about.name, because.unwrap_or_default()).map_err(lost)?;
-    let mut rig = Rig::new(backends, &wish).map_err(failed)?;
-    let figures = rig.figures().map_err(failed)?;
+    let mut rig = Rig::new(backends, &wish, place).map_err(failed)?;
+    let figures = rig.figures(wish.runs).map_err(failed)?;
     rig.close().map_err(failed)?;
-    let text = if wish.json { figures.json() } else { figures.words(&wish) };
+    let text = if wish.json { figures.json(&wish) } else { figures.words(&wish) };
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(lost)
 }
 
 impl Figures {
-    fn ratio(&self) -> f64 {
-        self.both / self.both_raw
-    }
-
-    fn json(&self) -> String {
-        let Figures { copy, compute, both, both_raw } = self;
+    fn json(&self, wish: &Wish) -> String {
+        let Figures { copy, compute, both, both_raw, ratio } = self;
         format!(
-            "{{\"copy_seconds\": {copy}, \"compute_seconds\": {compute}, \
-             \"both_seconds\": {both}, \"both_raw_seconds\": {both_raw}, \"ratio\": {}}}\n",
-            self.ratio()
+            "{{\"compute\": \"{}\", \"copy_seconds\": {copy}, \"compute_seconds\": {compute}, \
+             \"both_seconds\": {both}, \"both_raw_seconds\": {both_raw}, \"ratio\": {ratio}}}\n",
+            wish.kind.name()
         )
     }
 
     fn words(&self, wish: &Wish) -> String {
         let time =
             |seconds: f64| format!("{:?}", Duration::from_secs_f64(seconds)).replace('\u{b5}', "u");
+        let compute = format!("compute ({}), alone", wish.kind.name());
+        let copies = format!("{} x {}", wish.count, wish.bytes);
         format!(
-            "raw copies out and back, alone   {} ({} x {})\n\
-             busy kernel, alone               {}\n\
+            "raw copies out and back, alone   {} ({copies})\n\
+             {compute:32} {}\n\
              both, copies by the engine       {}\n\
              both, raw copies                 {}\n\
              engine over raw                  {:.4}\n",
             time(self.copy),
-            wish.count,
-            wish.bytes,
             time(self.compute),
             time(self.both),
             time(self.both_raw),
-            self.ratio()
+            self.ratio
         )
     }
 }
@@ -242,12 +264,33 @@ mod tests {
     }
 
     #[test]
+    fn copies_hide_behind_every_kind_of_compute() {
+        // Products here are small and their launches long; at true sizes only times are kept.
+        for (line, near) in [
+            ("--device sim --bytes 4MiB --count 6 --compute hbm", 0.1),
+            ("--device sim --bytes 4MiB --count 6 --compute gemm", 0.1),
+            ("--device sim --times-only --bytes 256MiB --count 16 --compute hbm", 0.01),
+            ("--device sim --times-only --bytes 256MiB --count 16 --compute gemm", 0.02),
+        ] {
+            let (json, ended) = of(&format!("{line} --runs 1 --json"));
+            ended.unwrap();
+            let [copy, compute, both, ratio] =
+                ["copy_seconds", "compute_seconds", "both_seconds", "ratio"]
+                    .map(|name| field(&json, name));
+            assert!((compute / copy - 1.0).abs() < near, "{line}: {json}");
+            assert!(both < 1.15 * copy && ratio < 1.05, "{line}: {json}");
+        }
+    }
+
+    #[test]
     fn bad_input_is_one_line_with_its_cause() {
         for (line, cause) in [
             ("--bytes 0", "--bytes 0"),
             ("--bytes much", "--bytes much"),
             ("--count 0", "--count 0"),
             ("--count -1", "--count -1"),
+            ("--compute all", "--compute all"),
+            ("--runs 0", "--runs 0"),
             ("--bytes 1GiB --count 9", "--count 9"),
             ("--bytes 8000000TiB --count 1024", "--bytes"),
             ("--device tpu", "--device tpu"),

@@ -6,14 +6,15 @@
 //! back, last first.
 //!
 //! ```text
-//!   busy stream    |gate|========== kernel ==========|end
-//!   copy streams   |gate|== out ==..|== back ==..|---^
+//!   busy stream    ..held|gate|========= compute ==========|end
+//!   copy streams         |gate|== out ==..|== back ==..|---^
 //! ```
 //!
 //! `main` uses it.
 
 use crate::Wish;
 use crate::busy::{BUSY, GRID, THREADS};
+use crate::compute::{Compute, Kind, Place};
 use lightering::backend::{Arg, Backend, Timing};
 use lightering::pinned::{Block, Client};
 use lightering::trace::Site;
@@ -22,21 +23,21 @@ use lightering::{
     PinnedRange, PoolOptions, Result, Storage, StreamId,
 };
 
-/// Runs of each kind; the median counts.
-const RUNS: usize = 3;
-/// Rounds of the run that tells how long a round takes.
-const ROUNDS_TRIAL: u32 = 200_000;
+/// Rounds of the kernel at the gate: some milliseconds on devices of today.
+const ROUNDS_HELD: u32 = 400_000;
 
-/// Seconds of each kind of run.
+/// Seconds of each kind of run, as medians.
 pub(crate) struct Figures {
     /// Raw copies, alone.
     pub(crate) copy: f64,
-    /// The busy kernel, alone.
+    /// The compute, alone.
     pub(crate) compute: f64,
     /// Both, copies through the engine.
     pub(crate) both: f64,
     /// Both, raw copies.
     pub(crate) both_raw: f64,
+    /// The last but one over the last, of runs that followed one another.
+    pub(crate) ratio: f64,
 }
 
 /// Who copies in a run.
@@ -53,8 +54,11 @@ pub(crate) struct Rig {
     engine: Engine,
     client: Client,
     bytes: Bytes,
-    /// What the busy kernel works on.
+    /// What the kernel at the gate works on.
     numbers: DeviceRange,
+    kind: Kind,
+    work: Compute,
+    /// The stream that computes.
     busy: StreamId,
     out: StreamId,
     back: StreamId,
@@ -69,7 +73,7 @@ pub(crate) struct Rig {
 
 impl Rig {
     /// Takes all memory, and pins all of it.
-    pub(crate) fn new(backends: [Box<dyn Backend>; 2], wish: &Wish) -> Result<Rig> {
+    pub(crate) fn new(backends: [Box<dyn Backend>; 2], wish: &Wish, place: Place) -> Result<Rig> {
         let [mut backend, device] = backends;
         let (bytes, count) = (wish.bytes, wish.count);
         // Blocks are rounded up by at most an eighth, or to a page.
@@ -85,6 +89,7 @@ impl Rig {
         let compute = [here, engine.adopt_stream(backend.raw_stream(here)?)?];
         let [gate, end] = make(|| backend.create_event(Timing::On))?;
         let links = make(|| backend.create_event(Timing::Off))?;
+        let work = Compute::new(&mut *backend, wish.kind, place, busy)?;
         let mut take = |len| DeviceRange::new(backend.alloc_device(len, busy)?, len);
         let numbers = take(Bytes(THREADS * 4))?;
         let mut raw = Vec::new();
@@ -99,6 +104,8 @@ impl Rig {
             client,
             bytes,
             numbers,
+            kind: wish.kind,
+            work,
             busy,
             out,
             back,
@@ -110,8 +117,8 @@ impl Rig {
         })
     }
 
-    /// Seconds from the gate until the busy kernel and the copies are both done.
-    fn run(&mut self, copies: Copies, rounds: u32) -> Result<f64> {
+    /// Seconds from the gate until compute and copies are both done.
+    fn run(&mut self, copies: Copies, amount: u32) -> Result<f64> {
         let on = self.compute[1];
         let mut storages: Vec<Storage> = Vec::new();
         if let Copies::Engine = copies {
@@ -120,18 +127,20 @@ impl Rig {
             }
         }
         self.backend.sync()?;
+        // The device is held until everything is enqueued: what is timed is its work alone.
+        let hold = [Arg::Update(self.numbers), Arg::U32(ROUNDS_HELD)];
+        self.backend.launch(&BUSY, GRID, &hold, self.busy)?;
         self.backend.record(self.gate, self.busy)?;
         for stream in [self.out, self.back, self.compute[0]] {
             self.backend.wait(stream, self.gate, Site::Outside)?;
-        }
-        if rounds > 0 {
-            let args = [Arg::Update(self.numbers), Arg::U32(rounds)];
-            self.backend.launch(&BUSY, GRID, &args, self.busy)?;
         }
         match copies {
             Copies::Nobody => {}
             Copies::Raw => self.copy_raw()?,
             Copies::Engine => self.copy_by_engine(&storages)?,
+        }
+        if amount > 0 {
+            self.work.enqueue(&mut *self.backend, amount)?;
         }
         for (stream, link) in [self.back, self.compute[0]].into_iter().zip(self.links) {
             self.backend.record(link, stream)?;
@@ -170,26 +179,31 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs every kind, in turn, and takes the medians.
-    pub(crate) fn figures(&mut self) -> Result<Figures> {
+    /// Runs every kind `runs` times, in turn, and takes the medians.
+    pub(crate) fn figures(&mut self, runs: u32) -> Result<Figures> {
+        // Both once before it counts: what is done the first time only is done then.
+        self.run(Copies::Engine, self.kind.trial())?;
         let copy = self.run(Copies::Raw, 0)?;
-        let trial = self.run(Copies::Nobody, ROUNDS_TRIAL)?;
-        // The kernel is to be as long as the copies.
-        let rounds = (f64::from(ROUNDS_TRIAL) * copy / trial).clamp(1.0, 4e9) as u32;
+        let trial = self.run(Copies::Nobody, self.kind.trial())?;
+        // The compute is to be as long as the copies.
+        let amount = f64::from(self.kind.trial()) * copy / trial;
+        let amount = amount.round().clamp(1.0, 4e9) as u32;
         let mut seconds: [Vec<f64>; 4] = Default::default();
-        for _ in 0..RUNS {
-            let kinds = [
-                (Copies::Raw, 0),
-                (Copies::Nobody, rounds),
-                (Copies::Engine, rounds),
-                (Copies::Raw, rounds),
-            ];
-            for ((copies, rounds), seconds) in kinds.into_iter().zip(&mut seconds) {
-                seconds.push(self.run(copies, rounds)?);
+        for run in 0..runs {
+            seconds[0].push(self.run(Copies::Raw, 0)?);
+            seconds[1].push(self.run(Copies::Nobody, amount)?);
+            // The two that are compared take turns in going first.
+            let mut pair = [(2, Copies::Engine), (3, Copies::Raw)];
+            if run % 2 == 1 {
+                pair.reverse();
+            }
+            for (index, copies) in pair {
+                seconds[index].push(self.run(copies, amount)?);
             }
         }
+        let ratio = median(seconds[2].iter().zip(&seconds[3]).map(|(a, b)| a / b).collect());
         let [copy, compute, both, both_raw] = seconds.map(median);
-        Ok(Figures { copy, compute, both, both_raw })
+        Ok(Figures { copy, compute, both, both_raw, ratio })
     }
 
     /// Gives everything back.
@@ -200,6 +214,7 @@ impl Rig {
             self.backend.free_device(range.at(), self.busy)?;
         }
         self.backend.free_device(self.numbers.at(), self.busy)?;
+        self.work.close(&mut *self.backend)?;
         self.backend.sync()
     }
 }

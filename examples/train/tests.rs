@@ -38,34 +38,36 @@ fn every_mode_gives_the_same_gradients() {
 }
 
 /// The gradients' hash of four steps on a device that does its work in the order of a seed.
-fn under_adversary(seed: u64, keep_last: usize, offload: bool) -> u64 {
+fn under_adversary(seed: u64, keep_last: usize, mode: Mode) -> u64 {
     let shape = shape::Shape::new(5, 16, 20, 4).unwrap();
     let (layers, bytes) = (shape.layers as usize, shape.boundary_bytes());
     let world = World::new(Config::adversary(seed));
     let meter = meter::Meter::default();
     let user = || Box::new(meter::Metered::new(Box::new(world.device(0).unwrap()), meter.clone()));
     let opened = device::Opened { backend: user(), engine: user(), meter: meter.clone() };
-    let mut inputs: Box<dyn Inputs> = if offload {
-        let (pinned, prefetch) = (Bytes::mib(2), Bytes(2 * bytes.0));
-        let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
-        Box::new(Offloaded::new(opened, limits).unwrap())
-    } else {
-        Box::new(Resident::new(opened.backend, layers, bytes).unwrap())
+    let (pinned, prefetch) = (Bytes::mib(2), Bytes(2 * bytes.0));
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+    let mut inputs: Box<dyn Inputs> = match mode {
+        Mode::Offload => Box::new(Offloaded::new(opened, limits).unwrap()),
+        Mode::Raw => Box::new(Raw::new(opened.backend, limits).unwrap()),
+        _ => Box::new(Resident::new(opened.backend, layers, bytes).unwrap()),
     };
     let text = Text::open(None).unwrap();
     let trainer =
         Trainer::new(Mode::Checkpoint, shape, &text, &mut *inputs, meter.clone()).unwrap();
     let outcome = trainer.run(4, &mut |_, _| ()).unwrap();
     assert_eq!(meter.taken(), Bytes::ZERO, "seed {seed}: device bytes are left over");
-    assert!(!offload || outcome.moved.out.0 == (layers - keep_last) as u64 * bytes.0);
+    let moves = matches!(mode, Mode::Offload | Mode::Raw);
+    assert!(!moves || outcome.moved.out.0 == (layers - keep_last) as u64 * bytes.0);
     outcome.checksum
 }
 
 #[test]
 fn no_order_of_the_devices_work_changes_a_bit() {
-    let wanted = under_adversary(0, 0, false);
+    let wanted = under_adversary(0, 0, Mode::Checkpoint);
     for seed in 1..40 {
-        assert_eq!(under_adversary(seed, seed as usize % 3, true), wanted, "seed {seed}");
+        let mode = if seed % 4 == 0 { Mode::Raw } else { Mode::Offload };
+        assert_eq!(under_adversary(seed, seed as usize % 3, mode), wanted, "seed {seed}");
     }
 }
 
@@ -144,6 +146,72 @@ fn a_step_of_a_size_that_no_cpu_computes_is_predicted_with_its_figures() {
     assert!(fast[0] > products && fast[0] < 1.2 * products, "{fast:?} {products}");
     assert!(fast[1] < 1.02 * fast[0], "the copies hide: {fast:?}");
     assert!((slow[0] / fast[0] - 2.0).abs() < 0.01, "half as fast: {slow:?} {fast:?}");
+}
+
+#[test]
+fn raw_copies_move_as_many_bytes_and_change_nothing() {
+    let line = "--device sim --layers 5 --hidden 32 --tokens 512 --steps 4 --keep-last 2 --json \
+                --modes checkpoint,checkpoint+raw,checkpoint+offload";
+    let (out, _, ended) = of(line);
+    ended.unwrap();
+    let lines: Vec<&str> = out.lines().collect();
+    let number = |line: usize, name| field(lines[line], name).parse::<u64>().unwrap();
+    assert_eq!(field(lines[1], "grad_checksum"), field(lines[0], "grad_checksum"));
+    assert_eq!(number(1, "moved_bytes"), 3 * 32 * 512 * 4);
+    assert_eq!(number(1, "moved_bytes"), number(2, "moved_bytes"));
+    assert_eq!(number(1, "freed_bytes"), 0);
+    let flushed = |line| number(line, "after_flush_device_bytes");
+    assert_eq!(flushed(1), flushed(0) + 32 * 512 * 4, "what comes back is one input's room");
+}
+
+#[test]
+fn a_real_devices_step_is_predicted_to_cost_what_raw_copies_do() {
+    // Fewer tokens than the real run's: pinned memory is real, and copies hide alike.
+    let line = "--device sim --times-only --layers 12 --hidden 4096 --tokens 2048 --steps 4 --json \
+                --modes checkpoint,checkpoint+raw,checkpoint+offload";
+    let (out, _, ended) = of(line);
+    ended.unwrap();
+    let lines: Vec<&str> = out.lines().collect();
+    let number = |line: usize, name| field(lines[line], name).parse::<f64>().unwrap();
+    assert!(number(2, "step_seconds") < 1.01 * number(1, "step_seconds"), "{out}");
+    let gone = number(0, "after_flush_device_bytes") - number(2, "after_flush_device_bytes");
+    assert!(gone > 0.97 * 11.0 / 12.0 * number(0, "boundary_bytes"), "{out}");
+}
+
+#[test]
+fn a_mode_that_keeps_everything_and_finds_no_room_says_so_in_its_row() {
+    let words = "--device sim --layers 6 --hidden 64 --tokens 700 --steps 2 --json";
+    let Command::Run(options) = args::parse(words.split_whitespace().map(String::from)).unwrap()
+    else {
+        panic!("a run")
+    };
+    let shape = options.shape;
+    let needed = [true, false].map(|keep_all| shape.peak_bytes(shape.layers, keep_all));
+    let mut plan = device::plan(&mut options.clone()).unwrap();
+    let device_bytes = Bytes((needed[0].0 + needed[1].0) / 2);
+    plan.open = Box::new(move |meter| {
+        let world = World::new(Config { device_bytes, ..Config::default() });
+        let one = || -> lightering::Result<Box<dyn lightering::backend::Backend>> {
+            Ok(Box::new(meter::Metered::new(Box::new(world.device(0)?), meter.clone())))
+        };
+        Ok([one()?, one()?])
+    });
+    let text = Text::open(None).unwrap();
+    let mut said = Vec::new();
+    let rows: Vec<Row> = (options.modes.iter())
+        .map(|mode| (*mode, train(&options, &plan, &text, *mode, &mut said).unwrap()))
+        .collect();
+    assert!(String::from_utf8(said).unwrap().contains("none: alloc"), "the cause is said");
+    let table = report::table(&options, &plan.about, &rows);
+    assert!(table.lines().any(|line| line.starts_with("none") && line.contains("out of memory")));
+    let json: Vec<String> =
+        rows.iter().map(|row| report::json(&options, &plan.about, row)).collect();
+    for (name, wanted) in [("out_of_memory", "true"), ("loss", "null"), ("step_seconds", "null")] {
+        assert_eq!(field(&json[0], name), wanted);
+    }
+    assert_eq!(field(&json[1], "out_of_memory"), "false");
+    assert_eq!(report::difference(&rows), None, "the others ran, and agree");
+    assert!(rows[1].1.is_some() && rows[2].1.is_some());
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Engine {
             timers: EventPool::new(STALLS_MAX * 2, Timing::On),
             busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
             returned: Vec::new(),
-            slots: Table::new(options.storages_max),
+            slots: Table::new("storage", options.storages_max),
             ranges: BTreeMap::new(),
             ledgers: Vec::new(),
             policy: Policy::new(options.policy()),
@@ -197,7 +197,8 @@ impl Engine {
     /// name. Its owner keeps it alive as long as the engine.
     ///
     /// # Errors
-    /// `Usage(SameStream)` for one of the engine's own lanes; `Busy` past `streams_max`.
+    /// `Usage(SameStream)` for one of the engine's own lanes; `Usage(BadValue)` past
+    /// [`Options::streams_max`]: the engine never forgets a stream, so trying again cannot help.
     pub fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
         self.begin("adopt_stream")?;
         if let Some(known) = self.ledgers.iter().find(|ledger| ledger.raw == raw) {
@@ -209,8 +210,9 @@ impl Engine {
             }
         }
         if self.ledgers.len() >= self.options.streams_max {
-            let error = Error::new(Kind::Busy, "adopt_stream");
-            return Err(error.detail("streams_max streams are served already"));
+            let max = self.options.streams_max;
+            return Err(Error::usage(Misuse::BadValue, "adopt_stream")
+                .detail(format!("{max} streams are served already: raise Options::streams_max")));
         }
         let stream = self.backend.adopt_stream(raw);
         let stream = self.seen(stream)?;
@@ -332,7 +334,10 @@ impl Engine {
         }
         let lanes = [self.out.stream(), self.ahead.stream(), self.urgent.stream()];
         let misuse = if lanes.contains(&stream) { Misuse::SameStream } else { Misuse::Foreign };
-        Err(Error::usage(misuse, op))
+        Err(Error::usage(misuse, op).of("stream").detail(match misuse {
+            Misuse::Foreign => format!("{stream:?} (adopt it first)"),
+            _ => format!("{stream:?}"),
+        }))
     }
 
     /// The number of a stream on which work may be enqueued now.
@@ -348,7 +353,7 @@ impl Engine {
     /// A storage whose handle is not dropped.
     fn slot(&self, id: StorageId, op: &'static str) -> Result<&Slot> {
         let slot = self.slots.get(id.0, op)?;
-        if slot.is_dropped { Err(Error::usage(Misuse::Stale, op)) } else { Ok(slot) }
+        if slot.is_dropped { Err(Error::usage(Misuse::Stale, op).of("storage")) } else { Ok(slot) }
     }
 
     fn insert(&mut self, slot: Slot, op: &'static str) -> Result<Storage> {
@@ -375,8 +380,12 @@ impl Engine {
             return Err(Error::usage(Misuse::Empty, op));
         }
         match self.ranges.range(..range.end()).next_back() {
-            Some((_, (end, _))) if *end > range.at().0 => {
-                Err(Error::usage(Misuse::Overlap, op).bytes(range.len()))
+            Some((_, (end, other))) if *end > range.at().0 => {
+                let error = Error::usage(Misuse::Overlap, op).bytes(range.len());
+                Err(match self.slots.find(other.0) {
+                    Some(slot) => error.detail(format!("that of storage {:?}", slot.name)),
+                    None => error,
+                })
             }
             _ => Ok(()),
         }

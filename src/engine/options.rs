@@ -42,7 +42,7 @@ pub struct Options {
     pub events_max: usize,
     /// Storages alive at once.
     pub storages_max: usize,
-    /// Streams of others it serves; at most 64.
+    /// Streams of others it serves; at most 64. One more is refused with `Usage(BadValue)`.
     pub streams_max: usize,
     /// Evictions of one pass whose order can be learned.
     pub pass_len_max: usize,
@@ -59,7 +59,9 @@ pub struct Options {
     pub note_uses: bool,
     /// Compare what comes back with what left: each copy is summed up by a kernel on its lane, and
     /// the sums are compared by [`Engine::step`](super::Engine::step). Costs reading the bytes once
-    /// more on the device, and eight bytes of copy each.
+    /// more on the device, and eight bytes of copy each. The sums that arrive on the host lie in
+    /// pinned bytes of the same budget. It needs a device that has the sum kernel's form: today the
+    /// simulated one; CUDA does not yet, and [`Engine::new`](super::Engine::new) refuses it there.
     pub verify: bool,
     /// With `verify`: copies of one lane whose sums were not read yet. More are not compared, and
     /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.

@@ -13,6 +13,7 @@
 //!
 //! Only [`crate::pinned`] uses it.
 
+use super::class::GRAIN;
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
 use std::fs;
@@ -24,7 +25,8 @@ pub enum Budget {
     /// What the machine and the container have to spare, shared by the ranks of the machine.
     #[default]
     Auto,
-    /// This many; less where the container's limit leaves less.
+    /// This many, at least 4 KiB, which is the smallest block; less where the container's limit
+    /// leaves less.
     Bytes(Bytes),
 }
 
@@ -51,11 +53,17 @@ impl Machine {
     /// The budget in bytes.
     ///
     /// # Errors
-    /// `Usage(BadValue)` for an explicit budget of zero, `OutOfMemory` where nothing is to spare.
+    /// `Usage(BadValue)` for an explicit budget under the smallest block, `OutOfMemory` where
+    /// nothing is to spare.
     pub(super) fn budget(&self, budget: Budget, margin: Bytes, ranks: u32) -> Result<Bytes> {
         let bytes = match budget {
             Budget::Bytes(Bytes::ZERO) => {
                 return Err(Error::usage(Misuse::BadValue, "open pool").detail("a budget of zero"));
+            }
+            Budget::Bytes(asked) if asked.get() < GRAIN => {
+                return Err(Error::usage(Misuse::BadValue, "open pool")
+                    .bytes(asked)
+                    .detail("a budget under 4 KiB, which is the smallest block"));
             }
             Budget::Bytes(asked) => asked.get().min(self.cgroup_left().unwrap_or(u64::MAX)),
             Budget::Auto => {

@@ -81,6 +81,8 @@ pub fn next_owner() -> u32 {
 #[derive(Debug)]
 pub struct Table<T> {
     owner: u32,
+    /// What its values are called in errors.
+    noun: &'static str,
     slots: slab::Slab<(u32, T)>,
     /// Generation the slot's next tenant gets; as long as the most slots ever used at once.
     generations: Vec<u32>,
@@ -88,9 +90,11 @@ pub struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty table under its own tag that holds at most `len_max` values.
-    pub fn new(len_max: usize) -> Table<T> {
-        Table { owner: next_owner(), slots: slab::Slab::new(), generations: Vec::new(), len_max }
+    /// An empty table under its own tag that holds at most `len_max` values. Errors about its keys
+    /// call a value by the `noun`: "storage", "stream".
+    pub fn new(noun: &'static str, len_max: usize) -> Table<T> {
+        let owner = next_owner();
+        Table { owner, noun, slots: slab::Slab::new(), generations: Vec::new(), len_max }
     }
 
     /// Tag that this table's keys carry.
@@ -141,8 +145,8 @@ impl<T> Table<T> {
     /// # Errors
     /// As [`Table::get`].
     pub fn get_mut(&mut self, key: Key, op: &'static str) -> Result<&mut T> {
-        let refusal = self.refusal_of(key);
-        self.find_mut(key).ok_or_else(|| Error::usage(refusal, op))
+        let (misuse, noun) = (self.misuse_of(key), self.noun);
+        self.find_mut(key).ok_or_else(|| Error::usage(misuse, op).of(noun))
     }
 
     /// The value, if the key names one here: for asking after a thing that may be gone, which an
@@ -177,12 +181,12 @@ impl<T> Table<T> {
         })
     }
 
-    fn refusal_of(&self, key: Key) -> Misuse {
+    fn misuse_of(&self, key: Key) -> Misuse {
         if key.owner == self.owner { Misuse::Stale } else { Misuse::Foreign }
     }
 
     fn refusal(&self, key: Key, op: &'static str) -> Error {
-        Error::usage(self.refusal_of(key), op)
+        Error::usage(self.misuse_of(key), op).of(self.noun)
     }
 }
 
@@ -192,16 +196,20 @@ mod tests {
 
     #[test]
     fn a_stale_key_never_names_the_slots_next_tenant() {
-        let mut table = Table::new(2);
+        let mut table = Table::new("word", 2);
         let first = table.insert("a").unwrap();
         assert_eq!(table.remove(first, "test").unwrap(), "a");
         let second = table.insert("b").unwrap();
         assert_eq!(second.index, first.index);
         assert_eq!(table.get(first, "test").unwrap_err().misuse(), Some(Misuse::Stale));
+        let said = table.get_mut(first, "test").unwrap_err().to_string();
+        assert_eq!(said, "test: the word's handle is stale");
         assert_eq!(*table.get(second, "test").unwrap(), "b");
-        let mut other: Table<&str> = Table::new(2);
+        let mut other: Table<&str> = Table::new("letter", 2);
         other.insert("c").unwrap();
         assert_eq!(other.get(second, "test").unwrap_err().misuse(), Some(Misuse::Foreign));
+        let said = other.remove(second, "test").unwrap_err().to_string();
+        assert_eq!(said, "test: the letter belongs to another owner");
         assert!(table.insert("d").is_some() && table.insert("e").is_none());
     }
 }

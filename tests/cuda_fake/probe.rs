@@ -26,6 +26,8 @@ fn a_library_that_does_not_load_is_no_driver() {
     let name = name_of!(a_library_that_does_not_load_is_no_driver);
     if is_child(name) {
         unavailable(&refusal(), Missing::Driver, &["libcuda.so.1: ", "libcuda.so: "]);
+        let said = refusal().to_string();
+        assert!(!said.contains("libcuda.so.1: libcuda.so.1: "), "named twice: {said}");
         unavailable(&Cuda::count().unwrap_err(), Missing::Driver, &[]);
         return;
     }

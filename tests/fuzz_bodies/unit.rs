@@ -28,7 +28,7 @@ pub(crate) fn run(data: &[u8]) {
 /// Two tables, so that keys of one are tried on the other.
 fn tables(input: &mut Input<'_>) {
     let len_max = input.below(6);
-    let mut tables = [Table::new(len_max), Table::new(len_max)];
+    let mut tables = [Table::new("left", len_max), Table::new("right", len_max)];
     let mut model: HashMap<Key, u64> = HashMap::new();
     let mut ever: Vec<Key> = Vec::new();
     while !input.is_empty() {

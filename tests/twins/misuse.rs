@@ -142,7 +142,7 @@ fn too_many_streams(m: &mut Machine, s: usize) {
     assert_eq!(m.side.engine.adopt_stream(raw).unwrap(), m.on(s));
     if m.of != Of::Free {
         let one_more = m.side.engine.adopt_stream(0);
-        refused(m, one_more, Kind::Busy);
+        refused(m, one_more, Kind::Usage(Misuse::BadValue));
     }
 }
 

@@ -78,6 +78,8 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
+        // SAFETY: no context is always a valid choice; this thread keeps none that may go now.
+        let _ = unsafe { (self.functions.set_current)(std::ptr::null_mut()) };
         // SAFETY: gives back the one hold that `hold` took. There is nobody to tell its answer.
         let _ = unsafe { (self.functions.release)(self.device) };
     }

@@ -174,11 +174,16 @@ fn open_library() -> Result<&'static Library> {
                 // The loader's own words are in the error's source.
                 let said = error.source().map(ToString::to_string).unwrap_or_default();
                 let comma = if why.is_empty() { "" } else { "; " };
-                why = format!("{why}{comma}{name}: {said}");
+                why = format!("{why}{comma}{name}: {}", without_prefix(&said, name));
             }
         }
     }
     Err(missing(Missing::Driver, why))
+}
+
+/// What the loader said, less the library's name, which it may or may not begin with.
+fn without_prefix<'a>(said: &'a str, name: &str) -> &'a str {
+    said.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(said)
 }
 
 fn version_of(library: &'static Library) -> Result<u32> {
@@ -208,4 +213,17 @@ fn missing(what: Missing, why: String) -> Error {
 
 fn dotted(version: u32) -> String {
     format!("{}.{} ({version})", version / 1000, version % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_prefix;
+
+    #[test]
+    fn a_library_is_named_once_whether_or_not_the_loader_names_it() {
+        for said in ["libcuda.so: cannot open", "cannot open"] {
+            assert_eq!(without_prefix(said, "libcuda.so"), "cannot open");
+        }
+        assert_eq!(without_prefix("libcuda.so.1: no", "libcuda.so"), "libcuda.so.1: no");
+    }
 }

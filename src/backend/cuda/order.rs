@@ -71,7 +71,7 @@ pub(super) struct Streams {
 
 impl Streams {
     pub(super) fn new() -> Streams {
-        Streams { table: Table::new(STREAMS_MAX) }
+        Streams { table: Table::new("stream", STREAMS_MAX) }
     }
 
     fn get(&self, id: StreamId, op: &'static str) -> Result<&Stream> {
@@ -152,7 +152,7 @@ pub(super) struct Events {
 
 impl Events {
     pub(super) fn new(context: Arc<Context>) -> Events {
-        Events { context, table: RwLock::new(Table::new(EVENTS_MAX)) }
+        Events { context, table: RwLock::new(Table::new("event", EVENTS_MAX)) }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table<Event>> {

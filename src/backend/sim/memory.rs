@@ -17,6 +17,7 @@
 use super::room::GRAIN_BYTES;
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -101,7 +102,8 @@ impl Backing {
         };
         match mapped {
             Ok(at) => Ok(Backing { at: HostPtr(at.cast()), len, from: Origin::Mapping }),
-            Err(_) => Err(no_backing(len)),
+            Err(Errno::NOMEM) => Err(no_backing(len, "address space: see ulimit -v")),
+            Err(_) => Err(no_backing(len, "the system refused to map it")),
         }
     }
 
@@ -110,7 +112,7 @@ impl Backing {
         // SAFETY: the length is not zero.
         let at = unsafe { alloc_zeroed(layout) };
         if at.is_null() {
-            Err(no_backing(len))
+            Err(no_backing(len, "the heap is full"))
         } else {
             Ok(Backing { at: HostPtr(at), len, from: Origin::Heap })
         }
@@ -152,10 +154,10 @@ fn heap_layout(len: usize) -> Result<Layout> {
         .map_err(|_| Error::usage(Misuse::TooLarge, "device").bytes(Bytes(len as u64)))
 }
 
-fn no_backing(len: usize) -> Error {
+fn no_backing(len: usize, what: &'static str) -> Error {
     Error::new(Kind::OutOfMemory, "device")
         .bytes(Bytes(len as u64))
-        .detail("the host has no room for the simulated device's memory")
+        .detail(format!("the host has no room for the simulated device's memory ({what})"))
 }
 
 /// Host memory that devices may reach.
@@ -241,5 +243,18 @@ impl Regions {
             assert!(region.holds > 0, "a region is released as often as it is held");
             region.holds -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_beyond_the_address_space_says_which_limit_to_look_at() {
+        let error = Backing::new(1 << 50).unwrap_err();
+        assert_eq!(error.kind(), Kind::OutOfMemory);
+        let said = error.to_string();
+        assert!(said.contains("address space: see ulimit -v") && !said.contains('\n'), "{said}");
     }
 }

@@ -177,7 +177,10 @@ impl World {
     pub fn device(&self, ordinal: u32) -> Result<Sim> {
         let mut state = self.lock();
         if ordinal >= state.devices {
-            return Err(Error::new(Kind::Unavailable(Missing::Device), "device"));
+            let shown = state.devices;
+            return Err(Error::new(Kind::Unavailable(Missing::Device), "device").detail(format!(
+                "simulated device {ordinal} was asked for, this world shows {shown}"
+            )));
         }
         let machine = &mut state.machine;
         if machine.devices.len() <= ordinal as usize {
@@ -194,8 +197,8 @@ impl World {
             state.machine.devices[ordinal as usize] = Some(device);
         }
         let user = state.machine.users.insert(User {
-            streams: Table::new(1 << 15),
-            events: Table::new(1 << 20),
+            streams: Table::new("stream", 1 << 15),
+            events: Table::new("event", 1 << 20),
             allocated: 0,
             peak: 0,
         });

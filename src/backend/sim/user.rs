@@ -138,6 +138,35 @@ impl Sim {
     /// Enqueues a closure as a kernel. Its arguments are the bytes of `uses`, in order. It runs
     /// with the world's lock held, so it must neither use nor own anything of this world.
     ///
+    /// ```
+    /// use lightering::backend::{Backend, Cost, Work, sim::World};
+    /// use lightering::trace::Use;
+    /// use lightering::{Bytes, DeviceRange};
+    /// use std::sync::mpsc;
+    ///
+    /// # fn main() -> lightering::Result<()> {
+    /// let mut device = World::process().device(0)?;
+    /// let on = device.create_stream()?;
+    /// let len = Bytes::kib(4);
+    /// let range = DeviceRange::new(device.alloc_device(len, on)?, len)?;
+    /// let cost = Cost { flops: 0.0, bytes: 4096.0, work: Work::Vector };
+    /// let fill = Box::new(|args: &mut lightering::backend::HostArgs<'_>| {
+    ///     args.write::<u32>(0)?.fill(7);
+    ///     Ok(())
+    /// });
+    /// device.launch_fn(on, &[Use::write(range)], cost, fill)?;
+    /// let (tell, told) = mpsc::channel();
+    /// let sum = Box::new(move |args: &mut lightering::backend::HostArgs<'_>| {
+    ///     let _ = tell.send(args.read::<u32>(0)?.iter().sum::<u32>());
+    ///     Ok(())
+    /// });
+    /// device.launch_fn(on, &[Use::read(range)], cost, sum)?;
+    /// device.sync()?; // until then neither has to have run
+    /// assert_eq!(told.try_recv(), Ok(7 * 1024));
+    /// # device.free_device(range.at(), on)
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `Usage(BadKernel)` where a use that writes overlaps another; `Usage(OutOfRange)` for bytes
     /// that are not there.

@@ -77,8 +77,10 @@ fn take_room(state: &mut State, device: u32, block: Block, slot: u32) -> Result<
         match room.pending() {
             Some(mark) if rounded(block.len) <= room.free() => state.run_until(mark),
             _ => {
+                let (free, total) = (Bytes(room.free()), Bytes(room.size()));
                 return Err(Error::new(Kind::OutOfMemory, "alloc_device")
                     .bytes(Bytes(block.len))
+                    .detail(format!("{free} of {total} are free"))
                     .code(2, "CUDA_ERROR_OUT_OF_MEMORY"));
             }
         }
