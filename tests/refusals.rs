@@ -152,6 +152,31 @@ fn a_fence_that_was_passed_holds_no_events() {
 }
 
 #[test]
+fn a_fence_gets_the_events_that_copies_need_no_more() {
+    let mut rig = lazy(FaultPlan::default(), Options { events_max: 8, ..bounds() }, 3);
+    let on = rig.streams[0].engine;
+    let mut ranges = Vec::new();
+    for _ in 0..6 {
+        let range = rig.take(0, LEN).unwrap();
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        rig.fill(0, range, 1);
+        assert!(matches!(rig.engine.evict(storage.id(), on).unwrap(), Evict::Moving(_)));
+        ranges.push((storage, range));
+    }
+    rig.engine.flush(on).unwrap();
+    rig.sim.sync().unwrap();
+    // Six copies hold an event each, and are done; nobody has asked about them.
+    for (storage, range) in &ranges {
+        let named = (0..1000).find_map(|_| named(&mut rig, 0));
+        assert_eq!(named, Some(storage.id()));
+        rig.give(0, range.at());
+    }
+    drop(ranges);
+    rig.assert_right();
+    rig.assert_nothing_left();
+}
+
+#[test]
 fn device_bytes_that_a_capture_kept_from_going_go_later() {
     let mut rig = lazy(FaultPlan::default(), bounds(), 1);
     let theirs = rig.streams[0].here;

@@ -273,6 +273,7 @@ impl Engine {
             if covers == 0 {
                 return Ok(false);
             }
+            self.free_events()?;
             let mut points = Vec::with_capacity(self.ledgers.len());
             for index in 0..self.ledgers.len() {
                 let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);

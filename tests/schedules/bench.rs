@@ -11,6 +11,7 @@
 //! ```
 
 use crate::plan::Plan;
+use crate::support::broken::{self, Broken};
 use crate::support::{fill, first_wrong, quick_pool};
 use lightering::backend::sim::{Sim, World};
 use lightering::backend::traced::{Observer, Traced};
@@ -90,12 +91,14 @@ pub(crate) struct Bench {
     pub(crate) streams: Vec<Both>,
     pub(crate) wrong: Arc<Mutex<Vec<String>>>,
     pub(crate) log: Arc<Mutex<Log>>,
+    /// Which of the engine's sites is broken, if one is.
+    broken: Option<broken::Plan>,
     order: Option<EventId>,
 }
 
 impl Bench {
     /// A world and its framework; nothing was asked of the device yet.
-    pub(crate) fn new(plan: &Plan, is_told: bool) -> Bench {
+    pub(crate) fn new(plan: &Plan, broken: Option<broken::Plan>, is_told: bool) -> Bench {
         let world = World::new(plan.config());
         let log = Arc::new(Mutex::new(Log { is_told, ..Log::default() }));
         let mut sim = Traced::new(world.device(0).unwrap(), 0);
@@ -107,7 +110,7 @@ impl Bench {
         };
         let pool = PinnedPool::new(sim.pinner(), options).unwrap();
         let (streams, wrong) = (Vec::new(), Arc::default());
-        Bench { world, sim, pool, streams, wrong, log, order: None }
+        Bench { world, sim, pool, streams, wrong, log, broken, order: None }
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
@@ -116,9 +119,22 @@ impl Bench {
 
     /// An engine on the same device.
     pub(crate) fn engine(&self, plan: &Plan) -> Result<Engine> {
-        let device = Box::new(self.world.device(0)?);
-        let mut engine = Engine::new(device, &self.pool, plan.options.clone())?;
-        engine.observe(Some(observer(&self.log)));
+        let device = self.world.device(0)?;
+        let Some(broken) = self.broken else {
+            let mut engine = Engine::new(Box::new(device), &self.pool, plan.options.clone())?;
+            engine.observe(Some(observer(&self.log)));
+            return Ok(engine);
+        };
+        let mut seam = Traced::new(device, 0);
+        seam.observe(Some(observer(&self.log)));
+        let device = Broken::new(seam, Some(broken), self.world.device(1)?);
+        let mut engine = Engine::new(Box::new(device), &self.pool, plan.options.clone())?;
+        let mut push = observer(&self.log);
+        engine.observe(Some(Box::new(move |record| {
+            if let Op::Name { .. } = record.op {
+                push(record);
+            }
+        })));
         Ok(engine)
     }
 

@@ -57,6 +57,9 @@ pub(crate) struct Machine<'a> {
     pub(crate) tickets: Vec<Transfer>,
     pub(crate) dice: Dice,
     seeds: u64,
+    /// The item and the stream of the last verb.
+    pub(crate) item: usize,
+    pub(crate) stream: usize,
     /// Which kinds of faults of the process happened.
     pub(crate) happened: [bool; Kind::COUNT],
 }
@@ -91,6 +94,8 @@ impl<'a> Machine<'a> {
             tickets,
             dice,
             seeds,
+            item: 0,
+            stream: 0,
             happened,
         })
     }
@@ -143,7 +148,7 @@ impl<'a> Machine<'a> {
 
     pub(crate) fn add(&mut self, s: usize) -> Go {
         let len = Bytes(self.dice.one(&LENS));
-        let is_owned = self.dice.rarely(2);
+        let is_owned = self.plan.is_owned.unwrap_or_else(|| self.dice.rarely(2));
         let on = self.bench.streams[s].engine;
         let seed = self.seed();
         let (handle, range) = if is_owned {

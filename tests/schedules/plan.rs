@@ -139,6 +139,49 @@ impl Kind {
     }
 }
 
+/// What the framework of a run does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Add,
+    Evict,
+    Acquire,
+    Read,
+    Write,
+    Pull,
+    ReadHost,
+    Flush,
+    Step,
+    MarkStep,
+    Cancel,
+    Take,
+    Release,
+    Drop,
+    Forget,
+    Ticket,
+    Blow,
+}
+
+/// Each verb, and how often it comes beside the others where a run does not prefer any.
+const VERBS: [(Verb, u64); 17] = [
+    (Verb::Add, 44),
+    (Verb::Evict, 56),
+    (Verb::Acquire, 20),
+    (Verb::Read, 24),
+    (Verb::Write, 20),
+    (Verb::Pull, 30),
+    (Verb::ReadHost, 8),
+    (Verb::Flush, 14),
+    (Verb::Step, 6),
+    (Verb::MarkStep, 4),
+    (Verb::Cancel, 8),
+    (Verb::Take, 6),
+    (Verb::Release, 14),
+    (Verb::Drop, 8),
+    (Verb::Forget, 3),
+    (Verb::Ticket, 5),
+    (Verb::Blow, 4),
+];
+
 /// How a run ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -168,6 +211,10 @@ pub(crate) struct Plan {
     pub(crate) options: Options,
     pub(crate) verbs: u64,
     pub(crate) end: End,
+    /// Does the engine own the device bytes? `None`: of some storages.
+    pub(crate) is_owned: Option<bool>,
+    /// How often each verb comes.
+    weights: [u64; VERBS.len()],
     /// A kernel's host form panics now and then.
     pub(crate) panics: bool,
     depth: Option<usize>,
@@ -180,7 +227,8 @@ const FATAL: [u32; 13] = [226, 700, 702, 714, 715, 716, 717, 718, 719, 721, 810,
 impl Plan {
     pub(crate) fn new(seed: u64) -> Plan {
         let mut dice = Dice::new(seed);
-        let streams = dice.one(&[1, 1, 2, 2, 3]);
+        let streams = dice.one(&[1, 2, 2, 3, 3]);
+        let is_owned = dice.one(&[None, None, Some(true), Some(false)]);
         let pool = Bytes::kib(dice.one(&[4, 8, 16, 32]));
         let device = Bytes::kib(dice.one(&[6, 12, 64, 64]));
         let options = bounds(&mut dice);
@@ -199,7 +247,42 @@ impl Plan {
         let depth = dice.one(&[None, None, Some(1), Some(2), Some(3)]);
         let panics = count > 0 && dice.rarely(64);
         let verbs = 8 + dice.below(20);
-        Plan { seed, streams, pool, device, options, verbs, end, panics, depth, faults }
+        // Runs that do little but a few things come to states that an even mix hardly sees.
+        let is_even = dice.rarely(2);
+        let weights = VERBS
+            .map(|(_, weight)| if is_even { weight } else { weight * dice.one(&[0, 1, 1, 6]) });
+        Plan {
+            seed,
+            streams,
+            pool,
+            device,
+            options,
+            verbs,
+            end,
+            is_owned,
+            weights,
+            panics,
+            depth,
+            faults,
+        }
+    }
+
+    /// The next verb, by the run's own dice.
+    pub(crate) fn verb(&self, dice: &mut Dice) -> Verb {
+        let sum: u64 = self.weights.iter().sum();
+        let mut at = dice.below(sum.max(1));
+        for ((verb, _), weight) in VERBS.iter().zip(self.weights) {
+            if at < weight {
+                return *verb;
+            }
+            at -= weight;
+        }
+        Verb::Add
+    }
+
+    /// The same, on a device that does all it is asked.
+    pub(crate) fn without_faults(seed: u64) -> Plan {
+        Plan { end: End::Finish, panics: false, faults: Vec::new(), ..Plan::new(seed) }
     }
 
     pub(crate) fn config(&self) -> Config {

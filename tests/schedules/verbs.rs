@@ -9,7 +9,7 @@
 //! ```
 
 use crate::machine::{Go, Machine, TRIES, insist, is_expected};
-use crate::plan::Kind;
+use crate::plan::{Kind, Verb};
 use crate::support::first_wrong;
 use lightering::backend::Backend;
 use lightering::storage::{Residency, Tier};
@@ -118,7 +118,14 @@ impl Machine<'_> {
     }
 
     fn write(&mut self, i: usize, s: usize) -> Go {
-        let Some(range) = self.acquire(i, s)? else { return Ok(()) };
+        // Whoever overwrites bytes that are there need not have acquired them.
+        let is_resident = self.state(i) == Residency::Resident;
+        let range = if is_resident && self.dice.rarely(2) {
+            self.engine.lock().range(self.items[i].id()).unwrap()
+        } else {
+            let Some(range) = self.acquire(i, s)? else { return Ok(()) };
+            range
+        };
         self.order_after_all(i, s)?;
         let on = self.bench.streams[s].engine;
         let noted = self.engine.lock().note(on, &[Use::write(range)]);
@@ -132,17 +139,19 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn read_host(&mut self, i: usize) -> Go {
+    fn read_host(&mut self, i: usize) -> Go<bool> {
         let item = &self.items[i];
         let mut bytes = [0; 2000];
         let bytes = &mut bytes[..item.len.0 as usize];
         let result = self.engine.lock().read_host(item.handle.id(), Bytes::ZERO, bytes);
         match result {
-            Ok(()) => assert_eq!(first_wrong(bytes, item.seed), None, "a host copy"),
-            Err(error) if error.misuse() == Some(Misuse::NotThere) => {}
-            Err(error) => is_expected(self.plan, error)?,
+            Ok(()) => {
+                assert_eq!(first_wrong(bytes, item.seed), None, "a host copy");
+                Ok(true)
+            }
+            Err(error) if error.misuse() == Some(Misuse::NotThere) => Ok(false),
+            Err(error) => is_expected(self.plan, error).map(|()| false),
         }
-        Ok(())
     }
 
     /// The range of a storage that the engine named.
@@ -294,44 +303,52 @@ impl Machine<'_> {
 
     /// One verb of the framework's.
     pub(crate) fn verb(&mut self) -> Go {
-        let s = self.dice.below(self.bench.streams.len() as u64) as usize;
-        let verb = self.dice.below(256);
-        if self.items.is_empty() || (verb < 44 && self.items.len() < 6) {
+        // What has just been used is likely to be used again.
+        if self.dice.rarely(2) {
+            self.stream = self.dice.below(self.bench.streams.len() as u64) as usize;
+        }
+        let s = self.stream;
+        let verb = self.plan.verb(&mut self.dice);
+        if self.items.is_empty() || (verb == Verb::Add && self.items.len() < 6) {
             return self.add(s);
         }
-        let i = self.dice.below(self.items.len() as u64) as usize;
+        if self.item >= self.items.len() || self.dice.rarely(2) {
+            self.item = self.dice.below(self.items.len() as u64) as usize;
+        }
+        let i = self.item;
         match verb {
-            0..100 => self.evict(i, s),
-            100..136 => self.read(i, s).map(|_| ()),
-            136..156 => self.write(i, s),
-            156..186 => self.pull(s),
-            186..194 => self.read_host(i),
-            194..202 => {
+            Verb::Add | Verb::Evict => self.evict(i, s),
+            Verb::Acquire => self.acquire(i, s).map(|_| ()),
+            Verb::Read => self.read(i, s).map(|_| ()),
+            Verb::Write => self.write(i, s),
+            Verb::Pull => self.pull(s),
+            Verb::ReadHost => self.read_host(i).map(|_| ()),
+            Verb::Flush => {
                 let flushed = self.engine.lock().flush(self.bench.streams[s].engine);
                 self.allowed(flushed).map(|_| ())
             }
-            202..210 => {
+            Verb::Step => {
                 let stepped = self.engine.lock().step();
                 self.allowed(stepped).map(|_| ())
             }
-            210..214 => {
+            Verb::MarkStep => {
                 let marked = self.engine.lock().mark_step();
                 self.allowed(marked).map(|_| ())
             }
-            214..222 => self.cancel(i, s),
-            222..228 => self.take_copy(i),
-            228..236 => self.release(i, s),
-            236..244 => self.drop_handle(i, s),
-            244..247 => {
+            Verb::Cancel => self.cancel(i, s),
+            Verb::Take => self.take_copy(i),
+            Verb::Release => self.release(i, s),
+            Verb::Drop => self.drop_handle(i, s),
+            Verb::Forget => {
                 self.forget_handle(i);
                 Ok(())
             }
-            247..252 => self.ticket(),
-            _ if self.plan.panics => {
+            Verb::Ticket => self.ticket(),
+            Verb::Blow if self.plan.panics => {
                 self.happened[Kind::PanicInCallback as usize] = true;
                 insist(self.plan, || self.bench.blow(s))
             }
-            _ => Ok(()),
+            Verb::Blow => Ok(()),
         }
     }
 
@@ -342,7 +359,9 @@ impl Machine<'_> {
         while !self.items.is_empty() {
             let on_device = |i: &usize| self.state(*i).is_on_device();
             let i = (0..self.items.len()).find(on_device).unwrap_or(0);
-            if self.read(i, 0)? {
+            // Where forgotten storages fill the device, the host copy is the one to compare.
+            let is_full = tries > TRIES / 2 && !self.forgotten.is_empty();
+            if self.read(i, 0)? || (is_full && self.read_host(i)?) {
                 self.release(i, 0)?;
             } else {
                 let stepped = self.engine.lock().step();
