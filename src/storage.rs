@@ -326,7 +326,8 @@ impl Slot {
 /// engine learns of it at its next verb and keeps what copies in flight still need.
 ///
 /// A framework that drops the handle of device bytes it owns keeps those bytes until
-/// `Engine::releasable` names the storage, or calls `Engine::release` instead of dropping.
+/// `Engine::releasable` names the storage, as it does once for each, or calls `Engine::release`
+/// instead of dropping.
 #[derive(Debug)]
 #[must_use = "dropping a storage's handle gives the storage up"]
 pub struct Storage {

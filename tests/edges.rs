@@ -15,7 +15,7 @@ use lightering::backend::sim::{Config, Random};
 use lightering::trace::Site;
 use stories::{STORIES, Story};
 use support::Rig;
-use support::broken::{Fault, Plan};
+use support::broken::{Fault, Plan, is_query};
 
 /// So many random schedules must show a fault again.
 const SCHEDULES: u64 = 10_000;
@@ -38,17 +38,6 @@ fn run(story: &Story, plan: Option<Plan>, seed: u64) -> Shown {
     lightering::backend::Backend::sync(&mut rig.sim).unwrap();
     let wrong = rig.wrong.lock().unwrap().clone();
     Shown { hazards, wrong, reach: reach.count() }
-}
-
-fn is_query(site: Site) -> bool {
-    let queries = [
-        Site::ReleaseQuery,
-        Site::ReleaseFence,
-        Site::HostReadQuery,
-        Site::BlockIdleQuery,
-        Site::TransferQuery,
-    ];
-    queries.contains(&site)
 }
 
 #[test]

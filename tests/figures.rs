@@ -87,7 +87,9 @@ fn mode(part: &str, run: u32, name: &str, step: f64, held: f64) -> String {
 }
 
 fn overlap(part: &str, kind: &str, run: u32, both: f64, raw: f64) -> String {
-    line(part, kind, run, &format!(r#""both_seconds": {both}, "both_raw_seconds": {raw}"#))
+    let ratio = both / raw;
+    let said = format!(r#""both_seconds": {both}, "both_raw_seconds": {raw}, "ratio": {ratio}"#);
+    line(part, kind, run, &said)
 }
 
 /// Everything that a whole session leaves.

@@ -172,7 +172,7 @@ measure_overlap() {
     for kind in gemm hbm hbm gemm gemm hbm; do
         [ "$took" -lt "$(left)" ] || break
         began=$SECONDS
-        example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}"
+        example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}" --runs 7
         took=$((SECONDS - began + 1))
     done
 }
@@ -187,7 +187,7 @@ measure_predict() {
     example train train "${simulated[@]}" "${sizes[@]}" --steps 3 \
         --modes checkpoint,checkpoint+raw,checkpoint+offload
     for kind in gemm hbm; do
-        example "$kind" overlap "${simulated[@]}" --compute "$kind" "${copies[@]}"
+        example "$kind" overlap "${simulated[@]}" --compute "$kind" "${copies[@]}" --runs 1
     done
 }
 

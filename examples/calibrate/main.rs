@@ -13,7 +13,13 @@
 
 #[path = "../train/blas/mod.rs"]
 mod blas;
+#[cfg(test)]
+#[path = "../../tests/emulator/mod.rs"]
+mod emulator;
 mod measure;
+#[cfg(test)]
+#[path = "../train/passing.rs"]
+mod passing;
 mod rig;
 #[path = "../common/simulated.rs"]
 mod simulated;
@@ -122,8 +128,7 @@ fn run(
     let mut rig = Rig::new(backend, clock).map_err(failed)?;
     let mut figures = measure::all(&mut rig, wish.layer).map_err(failed)?;
     rig.close().map_err(failed)?;
-    // Several devices share what the host gives. One alone tells only that it is not less than
-    // this.
+    // Several devices share what the host gives. One alone tells that it is not less than this.
     let host = Model::default().host_bytes_per_s;
     let both = figures.iter().find(|(name, _)| *name == "copy_both_bytes_per_s");
     if let Some((_, rate)) = both.filter(|(_, rate)| *rate > host) {

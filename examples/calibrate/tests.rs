@@ -2,7 +2,12 @@
 //! predicted with it is wrong.
 
 use super::*;
-use lightering::backend::sim::Model;
+use crate::passing::pass_on;
+use lightering::backend::sim::{Config, Model, World};
+use lightering::backend::{About, Arg, Fence, Grid, Kernel, Memory, Pinner, Timing};
+use lightering::trace::{Actor, Site, Use};
+use lightering::{Bytes, DevicePtr, DeviceRange, EventId, PinnedRange, StreamId};
+use std::sync::Arc;
 
 fn of(line: &str) -> std::result::Result<String, (String, u8)> {
     let mut out = Vec::new();
@@ -92,4 +97,45 @@ fn bad_input_is_one_line_with_its_cause() {
     assert!(text.contains("memory") && !text.contains('\n'), "{text}");
     assert_eq!(status, 1, "a layer that no device holds");
     assert!(of("--help").unwrap().contains("--tokens"));
+}
+
+/// A backend that counts launches whose arguments are those that the kernel's PTX takes.
+struct Checked {
+    inner: Box<dyn Backend>,
+    launches: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Backend for Checked {
+    fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        grid: Grid,
+        args: &[Arg],
+        on: StreamId,
+    ) -> Result<()> {
+        // Products are a library's on a device; all others have PTX.
+        if let Some(wanted) = emulator::parameters(kernel) {
+            assert_eq!(emulator::letters(args), wanted, "{}", kernel.name);
+            self.launches.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        } else {
+            assert_eq!(kernel.name, "product");
+        }
+        self.inner.launch(kernel, grid, args, on)
+    }
+
+    pass_on!(memory);
+    pass_on!(rest);
+}
+
+#[test]
+fn every_launch_has_the_arguments_that_its_ptx_takes() {
+    let world = World::new(Config::times_only(Model::default()));
+    let launches = Arc::default();
+    let inner = Box::new(world.device(0).unwrap());
+    let checked = Checked { inner, launches: Arc::clone(&launches) };
+    let mut rig = Rig::new(Box::new(checked), Clock::Simulated(world)).unwrap();
+    measure::all(&mut rig, [512, 1024]).unwrap();
+    assert_eq!(rig.backend.memory().unwrap().allocated, Bytes::mib(2 * 64 + 2 * 512));
+    rig.close().unwrap();
+    assert!(launches.load(std::sync::atomic::Ordering::Relaxed) > 1000);
 }

@@ -58,8 +58,8 @@ impl Offloaded {
     pub(crate) fn new(opened: Opened, limits: Limits) -> Result<Offloaded> {
         let Opened { mut backend, engine: device, .. } = opened;
         let Limits { layers, bytes, keep_last, pinned, prefetch } = limits;
-        // A pool has at least one byte; it holds no input then, as any budget too small.
-        let budget = Bytes(pinned.0.max(1));
+        // A pool has at least a page, which holds no input but the smallest.
+        let budget = Bytes(pinned.0.max(PAGE));
         let options = PoolOptions { budget: Budget::Bytes(budget), ..PoolOptions::default() };
         let pool = PinnedPool::new(backend.pinner(), options)?;
         let moved = layers.saturating_sub(keep_last) as u64;

@@ -19,6 +19,7 @@ use crate::error::Result;
 use crate::storage::{Inward, Owner, Slot};
 use crate::trace::Site;
 use crate::unit::{StorageId, Table};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 impl Engine {
@@ -34,7 +35,6 @@ impl Engine {
         self.settle_blocks()?;
         self.settle_stalls()?;
         self.settle_sums(self.options.step_queries_max, self.options.verify_slots_max)?;
-        self.end_refused()?;
         self.release_all()?;
         self.report("step")
     }
@@ -140,7 +140,6 @@ impl Engine {
         while self.settle_blocks()? > 0 {}
         self.settle_stalls()?;
         self.settle_sums(usize::MAX, reports_max)?;
-        self.end_refused()?;
         self.release_all()
     }
 
@@ -224,6 +223,9 @@ impl Engine {
                 drop(slot);
             }
         }
+        for (range, _) in self.owed.drain(..) {
+            self.stats.leaked_on_purpose_bytes += range.len().0;
+        }
         if let Some(checks) = self.checks.take() {
             self.stats.leaked_on_purpose_bytes += checks.bytes().0;
         }
@@ -252,11 +254,14 @@ impl Drop for Engine {
         if self.is_closed {
             return;
         }
-        let idle = self.wait_until(self.options.drop_deadline);
-        if idle.is_ok_and(|idle| idle) {
-            // What it cannot close it counts; what it has to report nobody is left to hear.
-            let _ = self.shutdown();
-        }
+        // A panic that left a drop would end the process where another one is under way.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let idle = self.wait_until(self.options.drop_deadline);
+            if idle.is_ok_and(|idle| idle) {
+                // What it cannot close it counts; what it has to report nobody is left to hear.
+                let _ = self.shutdown();
+            }
+        }));
         if !self.is_closed {
             self.leak();
         }

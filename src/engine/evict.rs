@@ -90,11 +90,9 @@ impl Engine {
             self.next_pass();
         }
         let became = if has_copy { self.evict_clean(id, on)? } else { self.evict_copy(id, on)? };
-        match self.release_owned(on) {
-            // This storage is leaving; what could not be freed now is freed later.
-            Err(error) if error.is_retryable() => {}
-            other => other?,
-        }
+        // What may go besides can go later: the eviction itself is done.
+        let released = self.release_owned(on);
+        self.refusal(released)?;
         Ok(became)
     }
 
@@ -146,7 +144,9 @@ impl Engine {
                 self.give_back(block, last_use)?;
                 if let Some(end) = failed.end {
                     // What was enqueued reads the device bytes, which stay: E2 counts for it, too.
-                    self.slots.get_mut(id.0, "evict")?.copied_out(end);
+                    let slot = self.slots.get_mut(id.0, "evict")?;
+                    slot.copied_out(end);
+                    slot.home = on;
                 }
                 match failed.error.kind() {
                     Kind::Busy => Ok(self.keep(id, Kept::LaneFull)),
@@ -167,7 +167,12 @@ impl Engine {
         };
         if lent.returned > 0 {
             // An event came home by another engine's lend: ask, so that the trace shows it done.
-            self.settle_blocks()?;
+            if let Err(error) = self.settle_blocks() {
+                return match self.client.give_back(lent.block, lent.after) {
+                    Ok(()) => Err(error),
+                    Err(refused) => Err(refused.error),
+                };
+            }
         }
         Ok(lent)
     }
@@ -209,13 +214,8 @@ impl Engine {
         after: Option<&Point>,
     ) -> Result<()> {
         let compute = self.ledgers[on].stream;
-        let slot = self.slots.get(id.0, "evict")?;
-        let readers = slot.readers;
+        let readers = self.slots.get(id.0, "evict")?.readers;
         let backend = &mut self.backend;
-        // Whoever used the bytes was ordered behind their copy-in; where nobody did, the lane is.
-        if let Some((_, end)) = slot.ready.as_ref().filter(|_| readers.is_empty()) {
-            self.out.wait(backend, &end.point, Site::CopyInBeforeEvict)?;
-        }
         let others = Engine::others(readers, on);
         if self.options.note_uses && others.is_empty() {
             // Where other streams have read them since, the write is older: not told again.

@@ -66,33 +66,31 @@ impl Engine {
     }
 
     fn written_storage(&mut self, id: StorageId, on: usize) -> Result<()> {
-        let slot = self.slots.get_mut(id.0, "note")?;
-        match slot.residency() {
-            Residency::Resident => {}
-            Residency::Evicting => {
-                slot.become_(Residency::Resident);
-                slot.ticket = 0;
-                let (home, len) = (slot.home, slot.len);
-                if let Some(ordinal) = slot.ordinal.take() {
-                    self.prefetcher.gone(ordinal);
-                }
-                self.ledgers[home].unreleased_bytes -= len;
-            }
+        let slot = self.slots.get(id.0, "note")?;
+        let is_evicting = match slot.residency() {
+            Residency::Resident => false,
+            Residency::Evicting => true,
             _ => return Err(slot.refuse("note")),
-        }
-        let slot = self.slots.get_mut(id.0, "note")?;
+        };
         let unseen = slot.ready.as_ref().filter(|_| !slot.readers.has(on));
-        if let Some((_, end)) = unseen.cloned() {
-            let stream = self.ledgers[on].stream;
-            let waited = end.point.wait(&mut self.backend, stream, Site::CopyInBeforeEvict);
-            self.seen(waited)?;
+        let (unseen, out) = (unseen.map(|(_, end)| end).cloned(), slot.out_of_these().cloned());
+        let stream = self.ledgers[on].stream;
+        for (end, site) in [(unseen, Site::CopyInBeforeWrite), (out, Site::LiveWriteWait)] {
+            if let Some(end) = end {
+                let waited = end.point.wait(&mut self.backend, stream, site);
+                self.seen(waited)?;
+            }
         }
         let slot = self.slots.get_mut(id.0, "note")?;
         slot.readers.insert(on);
-        if let Some(out) = slot.out_of_these().cloned() {
-            let stream = self.ledgers[on].stream;
-            let waited = out.point.wait(&mut self.backend, stream, Site::LiveWriteWait);
-            self.seen(waited)?;
+        if is_evicting {
+            slot.become_(Residency::Resident);
+            slot.ticket = 0;
+            let (home, len) = (slot.home, slot.len);
+            if let Some(ordinal) = slot.ordinal.take() {
+                self.prefetcher.gone(ordinal);
+            }
+            self.ledgers[home].unreleased_bytes -= len;
         }
         self.drop_copy(id)
     }

@@ -40,6 +40,7 @@ use crate::policy::Policy;
 use crate::prefetch::Prefetcher;
 use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
 use crate::stream::{EventPool, Point};
+use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, EventId, Name, StorageId, StreamId, Table};
 use crossbeam_channel::{Receiver, Sender};
 use release::Ledger;
@@ -67,11 +68,13 @@ pub struct Engine {
     ledgers: Vec<Ledger>,
     policy: Policy,
     prefetcher: Prefetcher,
+    /// Storages that ended before a verb named a stream for them, whose bytes are a framework's.
+    homeless: Vec<StorageId>,
     tell_dropped: Sender<StorageId>,
     dropped: Receiver<StorageId>,
-    /// Storages whose end was refused, not by a loss; tried again by `step` and at the end.
-    unended: VecDeque<StorageId>,
     stalls: VecDeque<(Point, Point)>,
+    /// Device bytes that the driver refused to take back, and on which stream; asked again.
+    owed: Vec<(DeviceRange, StreamId)>,
     stats: Stats,
     /// With `verify`: the sums of copies under way.
     checks: Option<Checks>,
@@ -119,6 +122,8 @@ impl Engine {
             policy: Policy::new(options.policy()),
             prefetcher: Prefetcher::new(options.prefetch()),
             stalls: VecDeque::new(),
+            owed: Vec::new(),
+            homeless: Vec::new(),
             stats: Stats::default(),
             checks: None,
             reports: VecDeque::new(),
@@ -133,7 +138,6 @@ impl Engine {
             urgent,
             tell_dropped,
             dropped,
-            unended: VecDeque::new(),
         };
         engine.with_checks()
     }
@@ -280,32 +284,9 @@ impl Engine {
             return Err(Error::new(Kind::Closed, op));
         }
         while let Ok(id) = self.dropped.try_recv() {
-            let ended = self.handle_dropped(id);
-            self.or_later(id, ended)?;
+            self.handle_dropped(id)?;
         }
-        Ok(())
-    }
-
-    /// A storage whose end was refused (its stream is captured, no event is free) ends later: that
-    /// is no failure of the verb that met it.
-    fn or_later(&mut self, id: StorageId, ended: Result<()>) -> Result<()> {
-        match ended {
-            Err(error) if !error.is_lost() => {
-                self.unended.push_back(id);
-                Ok(())
-            }
-            other => other,
-        }
-    }
-
-    /// Tries once more to end what could not be ended.
-    fn end_refused(&mut self) -> Result<()> {
-        for _ in 0..self.unended.len() {
-            let Some(id) = self.unended.pop_front() else { break };
-            let ended = self.handle_dropped(id);
-            self.or_later(id, ended)?;
-        }
-        Ok(())
+        self.pay()
     }
 
     /// Keeps the first fatal error; passes every result on.
@@ -317,6 +298,33 @@ impl Engine {
             self.lost = Some(error.clone());
         }
         result
+    }
+
+    /// A verb panicked, and may have left things half done.
+    fn abandon(&mut self) {
+        let lost = || Error::new(Kind::Lost, "lock").detail("a verb panicked");
+        self.lost.get_or_insert_with(lost);
+    }
+
+    /// A refusal that the device survived, if it is one; a loss is passed on.
+    fn refusal<T>(&mut self, result: Result<T>) -> Result<Option<Error>> {
+        match self.seen(result) {
+            Ok(_) => Ok(None),
+            Err(error) if error.is_lost() => Err(error),
+            Err(error) => Ok(Some(error)),
+        }
+    }
+
+    /// Orders a stream behind a point where there is no going back. A driver that refuses is waited
+    /// for: it is failing, and there is no other proof.
+    fn pass(&mut self, point: &Point, stream: StreamId, site: Site) -> Result<()> {
+        let waited = point.wait(&mut self.backend, stream, site);
+        if self.refusal(waited)?.is_some() {
+            let synced = self.backend.sync();
+            self.seen(synced)?;
+            point.set_done();
+        }
+        Ok(())
     }
 
     /// The number of a stream the engine serves.

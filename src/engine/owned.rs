@@ -43,11 +43,29 @@ impl Engine {
         match self.insert(slot, OP) {
             Ok(storage) => Ok(storage),
             Err(error) => {
-                let freed = self.backend.free_device(at, compute);
-                self.seen(freed)?;
+                self.free(range, compute)?;
                 Err(error)
             }
         }
+    }
+
+    /// Frees device bytes in the order of a stream. Where the driver refuses (somebody captures the
+    /// stream), they are owed, and freed later in the same order: nothing is to undo.
+    pub(super) fn free(&mut self, range: DeviceRange, on: StreamId) -> Result<()> {
+        let freed = self.backend.free_device(range.at(), on);
+        if self.refusal(freed)?.is_some() {
+            self.owed.push((range, on));
+        }
+        Ok(())
+    }
+
+    /// Frees what is owed, as far as the driver lets it.
+    pub(super) fn pay(&mut self) -> Result<()> {
+        for _ in 0..self.owed.len() {
+            let (range, on) = self.owed.remove(0);
+            self.free(range, on)?;
+        }
+        Ok(())
     }
 
     /// Device bytes in the order of a stream; room is made where there is none.
@@ -92,7 +110,7 @@ impl Engine {
             .map(|(key, _)| StorageId(key))
             .collect();
         for id in &ahead {
-            self.undo_refill(*id, on)?;
+            self.cancel_refill(*id, on)?;
         }
         Ok(!ahead.is_empty())
     }
@@ -107,7 +125,8 @@ impl Engine {
         self.refill_into(id, target, on, Inward::Urgent, Cause { op: "acquire" })
     }
 
-    /// Fetches ahead into memory of the engine's own as far as the window goes.
+    /// Fetches ahead into memory of the engine's own as far as the window goes. It is a guess: only
+    /// a loss is an error.
     pub(super) fn prefetch_owned(&mut self, on: usize) -> Result<()> {
         let stream = self.ledgers[on].stream;
         while let Some((id, len)) = self.next_wanted(stream, Owner::Engine) {
@@ -115,17 +134,15 @@ impl Engine {
                 return Ok(());
             }
             let taken = self.backend.alloc_device(len, stream);
-            let at = match self.seen(taken) {
-                Ok(at) => at,
-                Err(error) if error.kind() == Kind::OutOfMemory => {
-                    // The reader will ask, and then room is made for it.
-                    self.stats.prefetch_refused_count += 1;
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-            let target = DeviceRange::new(at, len)?;
-            self.refill_into(id, target, on, Inward::Ahead, Cause { op: "prefetch" })?;
+            let fetched = self.seen(taken).and_then(|at| {
+                let target = DeviceRange::new(at, len)?;
+                self.refill_into(id, target, on, Inward::Ahead, Cause { op: "prefetch" })
+            });
+            if self.refusal(fetched)?.is_some() {
+                // The reader will ask, and then room is made for it.
+                self.stats.prefetch_refused_count += 1;
+                return Ok(());
+            }
         }
         Ok(())
     }

@@ -46,8 +46,8 @@ impl Engine {
     /// must acquire for itself.
     ///
     /// # Errors
-    /// `Corrupt` for bytes that are lost; `OutOfMemory` where no room was found, after which the
-    /// storage is evicted as before; `Busy` where the lane is full.
+    /// `Corrupt` for bytes that are lost; `OutOfMemory` where no room was found; `Busy` where the
+    /// lane is full; driver errors. The storage is where it was before.
     pub fn acquire(&mut self, id: StorageId, compute: StreamId) -> Result<Acquire> {
         const OP: &str = "acquire";
         self.begin(OP)?;
@@ -59,6 +59,14 @@ impl Engine {
             return Err(slot.refuse(OP));
         }
         self.policy.forget(id);
+        let range = match (state, owner) {
+            (Residency::Evicted(_), Owner::Framework) => return Ok(Acquire::NeedsRoom(len)),
+            (Residency::Evicted(_), Owner::Engine) => {
+                self.refill_owned(id, on)?;
+                self.serve(id, on)?
+            }
+            _ => self.join_readers(id, on)?,
+        };
         match state {
             Residency::Resident => self.prefetcher.turned(),
             Residency::Evicting => self.take_back(id)?,
@@ -67,23 +75,10 @@ impl Engine {
                 self.prefetcher.claimed(len);
                 self.claim(id, on)?;
             }
-            Residency::Evicted(Tier::Host) if owner == Owner::Framework => {
-                return Ok(Acquire::NeedsRoom(len));
-            }
-            Residency::Evicted(Tier::Host) => {
-                self.refill_owned(id, on)?;
-                self.note_asked(id, false)?;
-                self.claim(id, on)?;
-            }
             Residency::Evicted(_) | Residency::Lost => {}
         }
-        let range = self.join_readers(id, on)?;
         if owner == Owner::Engine {
-            match self.prefetch_owned(on) {
-                // This reader has its bytes; a guess that was refused costs time, later.
-                Err(error) if error.is_retryable() => self.stats.prefetch_refused_count += 1,
-                other => other?,
-            }
+            self.prefetch_owned(on)?;
         }
         Ok(Acquire::Ready(range))
     }
@@ -107,32 +102,23 @@ impl Engine {
         self.make_slots()?;
         self.check_target(id, target, OP)?;
         self.refill_into(id, target, on, Inward::Urgent, Cause { op: OP })?;
-        match self.join_readers(id, on) {
-            Ok(range) => {
-                self.note_asked(id, false)?;
-                self.claim(id, on)?;
-                Ok(range)
-            }
-            Err(error) => {
-                // The framework drops the target now: it must not be the storage's any more.
-                self.undo_urgent(id, on)?;
-                Err(error)
-            }
-        }
+        self.serve(id, on)
     }
 
-    fn undo_urgent(&mut self, id: StorageId, on: usize) -> Result<()> {
-        let slot = self.slots.get(id.0, "refill")?;
-        let (range, ready, stream) = (slot.range, slot.ready.clone(), self.ledgers[on].stream);
-        if let Some(range) = range {
-            let undone = self.undo_target_surely(id, range, stream, ready);
-            self.seen(undone)?;
-            self.ranges.remove(&range.at().0);
-        }
-        let slot = self.slots.get_mut(id.0, "refill")?;
-        slot.range = None;
-        slot.become_(Residency::Evicted(Tier::Host));
-        Ok(())
+    /// Refilling to Resident for the reader that asked for the copy-in; back to evicted where its
+    /// stream cannot be made to wait.
+    fn serve(&mut self, id: StorageId, on: usize) -> Result<DeviceRange> {
+        let range = match self.join_readers(id, on) {
+            Ok(range) => range,
+            Err(error) if error.is_lost() => return Err(error),
+            Err(error) => {
+                self.undo_refill(id, on, true)?;
+                return Err(error);
+            }
+        };
+        self.note_asked(id, false)?;
+        self.claim(id, on)?;
+        Ok(range)
     }
 
     /// The storage of `compute` whose framework should take room next, and how much, so that it can
@@ -182,13 +168,20 @@ impl Engine {
     /// framework may drop the memory in the order of `compute` when this returns.
     ///
     /// # Errors
-    /// `Usage(State)` where it is not being fetched.
+    /// `Usage(State)` where it is not being fetched; driver errors, after which it still is.
     pub fn cancel(&mut self, id: StorageId, compute: StreamId) -> Result<()> {
         const OP: &str = "cancel";
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
         self.slot(id, OP)?.must_be(Residency::Refilling, OP)?;
-        self.undo_refill(id, on)
+        self.cancel_refill(id, on)
+    }
+
+    pub(super) fn cancel_refill(&mut self, id: StorageId, on: usize) -> Result<()> {
+        self.undo_refill(id, on, false)?;
+        let len = self.slots.get(id.0, "cancel")?.len;
+        self.prefetcher.wasted(len);
+        Ok(())
     }
 
     fn check_target(&self, id: StorageId, target: DeviceRange, op: &'static str) -> Result<()> {
@@ -332,74 +325,59 @@ impl Engine {
         failed: CopyFailed,
         cause: Cause,
     ) -> Error {
-        let stream = self.ledgers[on].stream;
         let ready = failed.end.map(|end| (inward, end));
-        let undone = self.undo_target_surely(id, target, stream, ready);
+        let undone = self.undo_target(id, target, on, ready, true);
         let mut error = failed.error;
         if let Ok(slot) = self.slots.get(id.0, cause.op) {
             error = error.at(slot.name).bytes(slot.len);
         }
-        match self.seen(Err::<(), Error>(error)).and(undone) {
-            Err(error) => error,
-            Ok(()) => Error::new(Kind::Busy, cause.op),
+        match (self.refusal::<()>(Err(error)), undone) {
+            // A loss on the way back outweighs what led there.
+            (Err(lost), _) | (_, Err(lost)) => lost,
+            (Ok(Some(error)), Ok(())) => error,
+            (Ok(None), Ok(())) => Error::new(Kind::Busy, cause.op),
         }
-    }
-
-    /// The target goes behind what was enqueued, whatever the driver refuses on the way.
-    fn undo_target_surely(
-        &mut self,
-        id: StorageId,
-        target: DeviceRange,
-        stream: StreamId,
-        ready: Option<(Inward, End)>,
-    ) -> Result<()> {
-        let mut undone = self.undo_target(id, target, stream, ready.clone());
-        if undone.as_ref().is_err_and(|error| !error.is_lost()) && self.backend.sync().is_ok() {
-            // As where a copy's end is not marked: for a driver that fails twice in a row there is
-            // no other proof that nothing writes the target any more.
-            if let Some((_, end)) = &ready {
-                end.point.set_done();
-            }
-            undone = self.undo_target(id, target, stream, ready);
-        }
-        undone
     }
 
     fn undo_target(
         &mut self,
         id: StorageId,
         target: DeviceRange,
-        stream: StreamId,
+        on: usize,
         ready: Option<(Inward, End)>,
+        must: bool,
     ) -> Result<()> {
+        let stream = self.ledgers[on].stream;
         if let Some((inward, end)) = ready {
-            end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn)?;
+            if must {
+                self.pass(&end.point, stream, Site::FreeAfterCopyIn)?;
+            } else {
+                let waited = end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn);
+                self.seen(waited)?;
+            }
             // The block is being read; whoever takes it next must know.
             self.slots.get_mut(id.0, "refill")?.copied_in(inward, end);
         }
-        match self.slots.get(id.0, "refill")?.owner {
-            Owner::Engine => self.backend.free_device(target.at(), stream),
-            Owner::Framework => {
-                let free = Use { access: Access::Free, span: target.into() };
-                self.backend.note(Actor::Stream(stream), &[free])
-            }
+        if self.slots.get(id.0, "refill")?.owner == Owner::Engine {
+            return self.free(target, stream);
         }
+        let free = Use { access: Access::Free, span: target.into() };
+        let noted = self.backend.note(Actor::Stream(stream), &[free]);
+        self.seen(noted)
     }
 
-    /// Refilling back to Evicted: the target goes in the order of `on`, behind the copy-in.
-    pub(super) fn undo_refill(&mut self, id: StorageId, on: usize) -> Result<()> {
+    /// Refilling back to Evicted: the target goes in the order of `on`, behind the copy-in. What
+    /// `must` be undone is, even if a failing driver has to be waited for.
+    fn undo_refill(&mut self, id: StorageId, on: usize, must: bool) -> Result<()> {
         let slot = self.slots.get(id.0, "cancel")?;
-        let (len, range, ready) = (slot.len, slot.range, slot.ready.clone());
-        let stream = self.ledgers[on].stream;
+        let (range, ready) = (slot.range, slot.ready.clone());
         if let Some(range) = range {
-            let undone = self.undo_target(id, range, stream, ready);
-            self.seen(undone)?;
+            self.undo_target(id, range, on, ready, must)?;
             self.ranges.remove(&range.at().0);
         }
         let slot = self.slots.get_mut(id.0, "cancel")?;
         slot.range = None;
         slot.become_(Residency::Evicted(Tier::Host));
-        self.prefetcher.wasted(len);
         Ok(())
     }
 
@@ -429,6 +407,7 @@ impl Engine {
     fn claim(&mut self, id: StorageId, on: usize) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "acquire")?;
         let was_urgent = matches!(slot.ready, Some((Inward::Urgent, _)));
+        assert!(slot.readers.has(on), "who claims bytes was ordered behind their arrival");
         slot.become_(Residency::Resident);
         slot.home = on;
         if was_urgent {
@@ -464,12 +443,13 @@ impl Engine {
             return self.seen(waited);
         }
         let before = self.timers.mark(&mut self.backend, stream);
-        let before = self.seen(before)?;
         let waited = end.point.wait(&mut self.backend, stream, Site::ReaderWait);
         self.seen(waited)?;
         let after = self.timers.mark(&mut self.backend, stream);
-        let after = self.seen(after)?;
-        self.stalls.push_back((before, after));
+        // A reader waits all the same where its wait cannot be timed.
+        if let (Ok(before), Ok(after)) = (self.seen(before), self.seen(after)) {
+            self.stalls.push_back((before, after));
+        }
         Ok(())
     }
 }

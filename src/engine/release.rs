@@ -102,6 +102,7 @@ impl Ledger {
         });
         if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
             fence.covers = covers;
+            self.fence.take_if(|fence| fence.covers == 0);
         }
     }
 
@@ -113,7 +114,9 @@ impl Ledger {
     /// The oldest storage left its queue.
     fn uncover(&mut self, owner: Owner) {
         if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
-            fence.covers = fence.covers.saturating_sub(1);
+            fence.covers -= 1;
+            // Its events are wanted elsewhere.
+            self.fence.take_if(|fence| fence.covers == 0);
         }
     }
 
@@ -142,6 +145,9 @@ impl Engine {
     pub fn releasable(&mut self, compute: StreamId) -> Result<Option<StorageId>> {
         self.begin("releasable")?;
         let on = self.open_stream(compute, "releasable")?;
+        while let Some(id) = self.homeless.pop() {
+            self.bury(id, on)?;
+        }
         self.next_release(on, Owner::Framework)
     }
 
@@ -207,6 +213,9 @@ impl Engine {
 
     fn may_go(&mut self, id: StorageId, on: usize, owner: Owner) -> Result<bool> {
         let is_dropped = self.slots.get(id.0, "releasable")?.is_dropped;
+        if is_dropped && owner == Owner::Engine {
+            return self.users_passed(id, on).map(|()| true);
+        }
         if self.ledgers[on].latest == Some(id) && !is_dropped {
             return Ok(false);
         }
@@ -259,12 +268,12 @@ impl Engine {
 
     /// First the copies must be known done, then a moment on every stream.
     fn fence_passed(&mut self, on: usize) -> Result<bool> {
-        if self.ledgers[on].fence.as_ref().is_none_or(|fence| fence.covers == 0) {
-            self.ledgers[on].fence = None;
+        if self.ledgers[on].fence.is_none() {
             let covers = self.count_copied(on)?;
             if covers == 0 {
                 return Ok(false);
             }
+            self.free_events()?;
             let mut points = Vec::with_capacity(self.ledgers.len());
             for index in 0..self.ledgers.len() {
                 let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);
@@ -315,14 +324,13 @@ impl Engine {
         let (owner, len, home, is_dropped) = (slot.owner, slot.len, slot.home, slot.is_dropped);
         let was_evicting = slot.residency() == Residency::Evicting;
         let stream = self.ledgers[on].stream;
-        let gone = match owner {
-            Owner::Engine => self.backend.free_device(range.at(), stream),
-            Owner::Framework => {
-                let free = Use { access: Access::Free, span: range.into() };
-                self.backend.note(by, &[free])
-            }
-        };
-        self.seen(gone)?;
+        if owner == Owner::Engine {
+            self.free(range, stream)?;
+        } else {
+            let free = Use { access: Access::Free, span: range.into() };
+            let noted = self.backend.note(by, &[free]);
+            self.seen(noted)?;
+        }
         self.ranges.remove(&range.at().0);
         if was_evicting {
             self.ledgers[home].unreleased_bytes -= len;
@@ -352,55 +360,63 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         self.slot(storage.id(), OP)?;
         let id = storage.disarm();
-        let ended = self.end(id, on);
-        if ended.as_ref().is_err_and(|error| !error.is_lost()) {
-            self.unended.push_back(id);
-        }
-        ended
+        self.end(id, on)
     }
 
     /// A handle was dropped, on whatever thread. Its stream is the one it was last seen on.
     pub(super) fn handle_dropped(&mut self, id: StorageId) -> Result<()> {
         let Ok(slot) = self.slots.get_mut(id.0, "drop") else { return Ok(()) };
-        if slot.owner == Owner::Framework && slot.home == Slot::NO_HOME && !self.ledgers.is_empty()
-        {
-            // No stream is its home. Named on any, it is named to somebody; where there are several
-            // streams, that is behind all of them.
-            slot.home = 0;
-        }
         let (owner, home, on_device) = (slot.owner, slot.home, slot.range.is_some());
-        if owner == Owner::Framework && on_device && home != Slot::NO_HOME {
+        if owner == Owner::Framework && on_device {
             // Its bytes are somebody else's: they are named by `releasable` when nothing uses them.
             self.unlist(id)?;
-            let ticket = self.ledgers[home].list(id, owner);
-            self.slots.get_mut(id.0, "drop")?.ticket = ticket;
+            if home != Slot::NO_HOME {
+                return self.bury(id, home);
+            }
+            self.homeless.push(id);
             return Ok(());
         }
-        self.end(id, home)
+        // What could not be ended is buried; this verb was about something else.
+        let ended = self.end(id, home);
+        self.refusal(ended).map(|_| ())
+    }
+
+    /// Lists a storage that ended, whose device bytes are still to go.
+    fn bury(&mut self, id: StorageId, on: usize) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "drop")?;
+        if slot.residency() != Residency::Evicting {
+            slot.home = on;
+        }
+        slot.ticket = self.ledgers[slot.home].list(id, slot.owner);
+        Ok(())
     }
 
     /// Ends a storage in the order of stream `on`.
     fn end(&mut self, id: StorageId, on: usize) -> Result<()> {
         self.unlist(id)?;
-        let slot = self.slots.get_mut(id.0, "release")?;
-        let (owner, readers, on_device) = (slot.owner, slot.readers, slot.range.is_some());
-        if !on_device {
+        if self.slots.get(id.0, "release")?.range.is_none() {
             return self.forget(id);
         }
-        if on == Slot::NO_HOME {
-            // No verb named a stream: the framework's bytes were never touched.
-            let range = self.slots.get(id.0, "release")?.range.unwrap_or_default();
-            self.ranges.remove(&range.at().0);
-            return self.forget(id);
-        }
-        // An eviction is ordered behind them already: its copy-out is, or the stream it is of.
-        let is_behind = slot.residency() == Residency::Evicting && slot.home == on;
-        self.copies_passed(id, on, true)?;
-        if owner == Owner::Engine && !is_behind {
-            self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+        let passed = self.users_passed(id, on);
+        if let Some(error) = self.refusal(passed)? {
+            self.bury(id, on)?;
+            return Err(error);
         }
         let by = Actor::Stream(self.ledgers[on].stream);
         self.let_go(id, on, by)
+    }
+
+    /// Orders stream `on` behind all that uses the device bytes of a storage that ends.
+    fn users_passed(&mut self, id: StorageId, on: usize) -> Result<()> {
+        self.copies_passed(id, on, true)?;
+        let slot = self.slots.get(id.0, "release")?;
+        // An eviction is ordered behind them already: its copy-out is, or the stream it is of.
+        let is_behind = slot.residency() == Residency::Evicting && slot.home == on;
+        if slot.owner == Owner::Engine && !is_behind {
+            let others = Engine::others(slot.readers, on);
+            self.order_behind(on, others, Site::FreeAfterUsers)?;
+        }
+        Ok(())
     }
 
     /// The storage is no candidate of policy and prefetch any more.

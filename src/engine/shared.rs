@@ -2,8 +2,8 @@
 //!
 //! What it is not: a queue. Each call takes the lock for one verb, and no verb blocks.
 //!
-//! Invariant: a panic under the lock does not silently go on: the engine it leaves is still asked
-//! through its own state table, which refuses what does not fit.
+//! Invariant: nothing goes on with what a panic under the lock left half done. The engine counts as
+//! lost from then on: it touches the driver no more, and leaks what copies in flight may need.
 //!
 //! ```text
 //!   forward thread --.
@@ -27,7 +27,10 @@ impl Shared {
 
     /// The engine, for one or a few verbs. Take no other lock while holding it.
     pub fn lock(&self) -> MutexGuard<'_, Engine> {
-        // A verb that panicked left every storage in a state of the table; those go on.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(|poison: PoisonError<_>| {
+            let mut engine = poison.into_inner();
+            engine.abandon();
+            engine
+        })
     }
 }

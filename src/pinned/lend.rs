@@ -32,6 +32,7 @@ use super::{Inner, grow};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{Bytes, EventId, Name};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// A borrower: one engine's door to the pool.
@@ -294,7 +295,9 @@ impl Drop for Client {
             Arc::clone(&ledger.accounts[self.slot as usize].fence)
         };
         for doubt in doubts {
-            if let Ok(true) = fence.done(doubt.event) {
+            // A panic that left a drop would end the process where another one is under way.
+            let done = catch_unwind(AssertUnwindSafe(|| fence.done(doubt.event)));
+            if let Ok(Ok(true)) = done {
                 self.inner.settle_for(&doubt);
             }
         }

@@ -80,9 +80,9 @@ sites! {
     TargetFree => E5,
     /// `acquire`: the reader's stream waits for the copy-in.
     ReaderWait => E6,
-    /// `evict` of bytes whose copy-in may be running and that nobody acquired, or a change of them
-    /// by a stream that did not: as `ReaderWait`, by the lane or the stream.
-    CopyInBeforeEvict => E6,
+    /// A change of bytes whose copy-in may be running, by a stream that did not acquire them: as
+    /// `ReaderWait`.
+    CopyInBeforeWrite => E6,
     /// `evict` into a block whose last copy-in may be running.
     BlockReuseWait => E7,
     /// `refill` from a block that an earlier copy-in, on the other lane, may still read: a block is

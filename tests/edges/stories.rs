@@ -71,11 +71,7 @@ pub(crate) const STORIES: &[Story] = &[
     Story::new(Site::TargetFree, "a copy-in overwrites what is still read", target),
     Story::new(Site::ReaderWait, "a reader overtakes the copy-in", reader),
     Story::new(Site::ReaderWait, "a timed reader overtakes the copy-in", reader).with(timed),
-    Story {
-        faults: seventh_wait_fails,
-        ..Story::new(Site::CopyInBeforeEvict, "bytes go out before they came in", unread)
-    },
-    Story::new(Site::CopyInBeforeEvict, "a copy-in lands on a later write", unread_write)
+    Story::new(Site::CopyInBeforeWrite, "a copy-in lands on a later write", unread_write)
         .two_streams(),
     Story::new(Site::EarlierCopyIn, "a block is filled while its first copy-in reads it", twice_in)
         .two_streams()
@@ -125,11 +121,6 @@ fn one_transfer() -> Options {
 
 fn one_ahead() -> Options {
     Options { prefetch_count_max: 1, ..bounds() }
-}
-
-/// The reader's own, in `unread`.
-fn seventh_wait_fails() -> FaultPlan {
-    FaultPlan::default().at(Spot::Wait, 7, Fault::Refuse)
 }
 
 /// Two trunks go out, one comes in, the next is refused.
@@ -350,24 +341,6 @@ fn target(rig: &mut Rig) {
 
 fn reader(rig: &mut Rig) {
     let a = owned(rig, 0, LEN, 1);
-    evict(rig, 0, &a);
-    flush(rig, 0);
-    read(rig, 0, &a, 1);
-}
-
-fn unread(rig: &mut Rig) {
-    let [a, b] = [1, 2].map(|seed| {
-        let storage = owned(rig, 0, LEN, seed);
-        evict(rig, 0, &storage);
-        flush(rig, 0);
-        storage
-    });
-    // The next eviction has a block that no copy-in guards.
-    release(rig, 0, b);
-    let on = rig.streams[0].engine;
-    let refused = rig.engine.acquire(a.id(), on).unwrap_err();
-    assert_eq!(refused.kind(), Kind::OutOfMemory, "its reader could not be made to wait");
-    rig.engine.take(a.id()).unwrap();
     evict(rig, 0, &a);
     flush(rig, 0);
     read(rig, 0, &a, 1);

@@ -47,6 +47,18 @@ impl Fault {
         [Fault::EarlyTrue, Fault::StaleEvent, Fault::FreshEvent, Fault::ForeignEvent];
 }
 
+/// Does the engine ask at this site, or wait?
+pub fn is_query(site: Site) -> bool {
+    let queries = [
+        Site::ReleaseQuery,
+        Site::ReleaseFence,
+        Site::HostReadQuery,
+        Site::BlockIdleQuery,
+        Site::TransferQuery,
+    ];
+    queries.contains(&site)
+}
+
 /// Which place is broken, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {

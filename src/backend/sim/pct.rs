@@ -28,6 +28,7 @@ pub struct Pct {
     host: u64,
     /// Of each stream seen; the numbers are those of `pick`.
     streams: Vec<(u32, u64)>,
+    /// Questions since the device's last step.
     polls: u32,
 }
 
@@ -35,8 +36,9 @@ pub struct Pct {
 const START: u64 = 1 << 32;
 
 impl Pct {
-    /// So many questions in a row let the device go on whatever the priorities.
-    pub const PATIENCE_POLLS: u32 = 64;
+    /// So many questions with no step of the device between let it make one, whatever the
+    /// priorities: a host that polls gets on.
+    pub const PATIENCE_POLLS: u32 = 32;
 
     /// The schedule of `seed` for programs of about `steps` steps of host and device together,
     /// looking for faults that need `depth` orders (at least one).
@@ -81,7 +83,7 @@ impl Schedule for Pct {
     }
 
     fn pace(&mut self, call: Call) -> usize {
-        self.polls = if call == Call::Query { self.polls + 1 } else { 0 };
+        self.polls += u32::from(call == Call::Query);
         if let Some(fallen) = self.falls_now() {
             self.host = fallen;
         }
@@ -89,13 +91,13 @@ impl Schedule for Pct {
     }
 
     fn holds(&mut self, runnable: &[u32]) -> bool {
-        // A host that only polls would otherwise keep the device from what it polls for.
-        let is_polling = self.polls > 0 && self.polls.is_multiple_of(Pct::PATIENCE_POLLS);
+        let is_polling = self.polls >= Pct::PATIENCE_POLLS;
         let best = self.highest(runnable);
         !is_polling && self.host > *self.priority(runnable[best])
     }
 
     fn pick(&mut self, runnable: &[u32]) -> usize {
+        self.polls = 0;
         let best = self.highest(runnable);
         match self.falls_now() {
             None => best,
