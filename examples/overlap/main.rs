@@ -41,6 +41,8 @@ Usage: overlap [options]
   --count N       storages (default: 8)
   --compute KIND  what runs meanwhile, for as long as the copies take: busy (integers, no memory),
                   gemm (matrix products) or hbm (device memory) (default: busy)
+  --trunk-bytes SIZE
+                  the engine copies in pieces of at most this (default: the engine's own)
   --runs N        runs of each kind, of which the medians count (default: 3)
   --json          one line of JSON on standard output: compute, copy_seconds (raw, alone),
                   compute_seconds (alone), both_seconds (through the engine), both_raw_seconds, and
@@ -61,6 +63,7 @@ struct Wish {
     count: u64,
     kind: Kind,
     runs: u32,
+    trunk: Option<Bytes>,
     json: bool,
     times_only: bool,
     model: Option<String>,
@@ -73,6 +76,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
         count: 8,
         kind: Kind::Busy,
         runs: 3,
+        trunk: None,
         json: false,
         times_only: false,
         model: None,
@@ -97,12 +101,21 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
                 let text = value()?;
                 wish.kind = text.parse().map_err(|why| format!("--compute {text}: {why}"))?;
             }
+            "--trunk-bytes" => {
+                let text = value()?;
+                let size =
+                    text.parse().map_err(|error| format!("--trunk-bytes {text}: {error}"))?;
+                wish.trunk = Some(size);
+            }
             "--runs" => {
                 let text = value()?;
                 wish.runs = text.parse().map_err(|_| format!("--runs {text}: not a number"))?;
             }
             _ => return Err(format!("{word}: no such option; --help lists them")),
         }
+    }
+    if wish.trunk.is_some_and(|size| size.is_zero()) {
+        return Err(String::from("--trunk-bytes 0: must be at least 1"));
     }
     if wish.runs == 0 || wish.runs > RUNS_MAX {
         return Err(format!("--runs {}: must be 1 to {RUNS_MAX}", wish.runs));
@@ -291,6 +304,8 @@ mod tests {
             ("--count -1", "--count -1"),
             ("--compute all", "--compute all"),
             ("--runs 0", "--runs 0"),
+            ("--trunk-bytes 0", "--trunk-bytes 0"),
+            ("--trunk-bytes big", "--trunk-bytes big"),
             ("--bytes 1GiB --count 9", "--count 9"),
             ("--bytes 8000000TiB --count 1024", "--bytes"),
             ("--device tpu", "--device tpu"),

@@ -82,7 +82,9 @@ impl Rig {
         let pool =
             PinnedPool::new(backend.pinner(), PoolOptions { budget, ..PoolOptions::default() })?;
         pool.reserve(Bytes(room))?;
-        let options = Options { prefetch_count_max: count as usize, ..Options::default() };
+        let trunk_bytes_max = wish.trunk.unwrap_or(Options::default().trunk_bytes_max);
+        let prefetch_count_max = count as usize;
+        let options = Options { prefetch_count_max, trunk_bytes_max, ..Options::default() };
         let mut engine = Engine::new(device, &pool, options)?;
         let mut client = pool.client(backend.fence(), Bytes::MAX)?;
         let [busy, out, back, here] = make(|| backend.create_stream())?;
@@ -184,10 +186,14 @@ impl Rig {
         // Both once before it counts: what is done the first time only is done then.
         self.run(Copies::Engine, self.kind.trial())?;
         let copy = self.run(Copies::Raw, 0)?;
-        let trial = self.run(Copies::Nobody, self.kind.trial())?;
-        // The compute is to be as long as the copies.
-        let amount = f64::from(self.kind.trial()) * copy / trial;
-        let amount = amount.round().clamp(1.0, 4e9) as u32;
+        // The compute is to be as long as the copies. Tried twice, the second time about as long as
+        // it will be: a device that has computed for a while may lower its clock.
+        let mut amount = self.kind.trial();
+        for _ in 0..2 {
+            let seconds = self.run(Copies::Nobody, amount)?;
+            let wanted = f64::from(amount) * copy / seconds;
+            amount = wanted.round().clamp(1.0, 4e9) as u32;
+        }
         let mut seconds: [Vec<f64>; 4] = Default::default();
         for run in 0..runs {
             seconds[0].push(self.run(Copies::Raw, 0)?);
