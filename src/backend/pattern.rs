@@ -38,8 +38,8 @@ pub static CHECK: Kernel = Kernel {
 /// Enqueues the pattern of `seed` on all bytes of the range.
 ///
 /// # Errors
-/// `Usage(BadKernel)` for a range that does not start at a multiple of eight; those of
-/// [`Backend::launch`].
+/// `Usage(BadKernel)` for a range with a whole word that does not start at a multiple of eight;
+/// those of [`Backend::launch`].
 pub fn fill(backend: &mut dyn Backend, at: DeviceRange, seed: u64, on: StreamId) -> Result<()> {
     let args = [Arg::Write(at), Arg::U64(seed), Arg::U64(at.len().0)];
     backend.launch(&FILL, grid(at)?, &args, on)
@@ -69,10 +69,16 @@ fn refusal(why: &'static str) -> Error {
     Error::usage(Misuse::BadKernel, "pattern").detail(why)
 }
 
+/// How many words of some bytes on the host are not the pattern's.
+pub fn words_wrong(bytes: &[u8], seed: u64) -> u64 {
+    let is_wrong = |(i, from): &(u64, &[u8])| **from != word(seed, *i).to_le_bytes()[..from.len()];
+    (0..).zip(bytes.chunks(8)).filter(is_wrong).count() as u64
+}
+
 /// A thread for each word, in blocks of 256; past the most blocks each takes several.
 fn grid(at: DeviceRange) -> Result<Grid> {
-    if !at.at().0.is_multiple_of(8) {
-        return Err(refusal("the range does not start at a multiple of eight"));
+    if at.len().0 >= 8 && !at.at().0.is_multiple_of(8) {
+        return Err(refusal("words that do not start at a multiple of eight"));
     }
     let blocks = at.len().0.div_ceil(8 * 256).clamp(1, 1 << 16);
     Ok(Grid::row(blocks as u32, 256))
@@ -101,8 +107,7 @@ fn host_fill(args: &mut HostArgs<'_>) -> Result<()> {
 fn host_check(args: &mut HostArgs<'_>) -> Result<()> {
     let (from, seed) = (args.read::<u8>(0)?, args.u64(2)?);
     let bad = args.write::<u64>(1)?;
-    let is_bad = |(i, from): &(u64, &[u8])| **from != word(seed, *i).to_le_bytes()[..from.len()];
-    let count = (0..).zip(from.chunks(8)).filter(is_bad).count() as u64;
+    let count = words_wrong(from, seed);
     bad.iter_mut().for_each(|bad| *bad += count);
     Ok(())
 }

@@ -1,9 +1,8 @@
 //! Volume: a pattern that tells each word's place is made on the device, goes out, comes back
 //! elsewhere, and is checked on the device.
 
-use crate::kernels::{CHECK, FILL, GRID, check_args, fill_args, words_wrong};
 use crate::side::Opener;
-use lightering::backend::Backend;
+use lightering::backend::{Backend, pattern};
 use lightering::pinned::{Budget, Client, PinnedPool, PoolOptions};
 use lightering::trace::Use;
 use lightering::{
@@ -87,12 +86,11 @@ impl Rig {
     }
 
     fn fill(&mut self, range: DeviceRange, seed: u64) {
-        self.device.launch(&FILL, GRID, &fill_args(range, seed), self.here).unwrap();
+        pattern::fill(&mut *self.device, range, seed, self.here).unwrap();
     }
 
     fn check(&mut self, range: DeviceRange, seed: u64) {
-        let args = check_args(range, self.bad, seed);
-        self.device.launch(&CHECK, GRID, &args, self.here).unwrap();
+        pattern::check(&mut *self.device, range, self.bad, seed, self.here).unwrap();
     }
 
     /// A check that cannot fail shows nothing: it must see a wrong seed, and a word out of place.
@@ -156,7 +154,7 @@ pub(crate) fn run(open: &mut Opener, load: Load) {
         out += rig.out(&storages);
         let mut start = vec![0; load.piece.0.min(1 << 16) as usize];
         rig.engine.read_host(storages[0].id(), Bytes::ZERO, &mut start).unwrap();
-        assert_eq!(words_wrong(&start, seeds), 0, "the host copy is not the pattern");
+        assert_eq!(pattern::words_wrong(&start, seeds), 0, "the host copy is not the pattern");
         home += rig.home(&storages, seeds);
         rig.engine.mark_step().unwrap();
     }
