@@ -158,10 +158,21 @@ impl Rig {
     fn open_streams(&mut self, count: usize) {
         for _ in 0..count {
             let here = self.sim.create_stream().unwrap();
-            let engine = self.engine.adopt_stream(self.sim.raw_stream(here).unwrap()).unwrap();
-            self.trace.lock().unwrap().streams.insert(engine, here);
-            self.streams.push(Both { here, engine });
+            self.share(here);
         }
+    }
+
+    /// Makes a stream of the framework's known to the engine.
+    fn share(&mut self, here: StreamId) {
+        let engine = self.engine.adopt_stream(self.sim.raw_stream(here).unwrap()).unwrap();
+        self.trace.lock().unwrap().streams.insert(engine, here);
+        self.streams.push(Both { here, engine });
+    }
+
+    /// One more stream, which somebody else opened: 0 is the device's default one.
+    pub fn adopt(&mut self, raw: usize) {
+        let here = self.sim.adopt_stream(raw).unwrap();
+        self.share(here);
     }
 
     /// A rig under the adversary that `seed` names, with one stream and default bounds.
