@@ -17,6 +17,7 @@
 #![deny(unsafe_code)]
 
 use super::Inner;
+use super::arena::Arena;
 use super::ledger::Loan;
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{Bytes, PinnedRange};
@@ -27,6 +28,9 @@ use std::sync::Arc;
 #[must_use = "a dropped block is quarantined: give it back"]
 pub struct Block {
     pub(super) inner: Arc<Inner>,
+    /// Where it lies: kept here, so that a copy in trunks asks the pool for nothing.
+    arena: Arc<Arena>,
+    offset: u64,
     pub(super) id: u32,
     /// Tag of the client it is lent to.
     pub(super) owner: u32,
@@ -38,8 +42,8 @@ pub struct Block {
 
 impl Block {
     pub(super) fn new(inner: &Arc<Inner>, owner: u32, len: u64, loan: Loan) -> Block {
-        let (inner, Loan { id, room, .. }) = (Arc::clone(inner), loan);
-        Block { inner, id, owner, len, room, written: 0, returned: false }
+        let (inner, Loan { id, arena, offset, room, .. }) = (Arc::clone(inner), loan);
+        Block { inner, arena, offset, id, owner, len, room, written: 0, returned: false }
     }
 
     /// Length that was asked for, in bytes.
@@ -87,8 +91,7 @@ impl Block {
             return Err(Error::usage(Misuse::OutOfRange, "trunk").bytes(offset));
         }
         let len = len_max.get().min(self.len - offset.get());
-        let (arena, at, _) = self.inner.lock().place(self.id);
-        arena.trunk(at + offset.get(), len)
+        self.arena.trunk(self.offset + offset.get(), len)
     }
 
     /// Copies bytes of the block to `into`. No copy into it is in flight: ask its event first.
@@ -98,8 +101,7 @@ impl Block {
     /// `Usage(Forked)` in a child process.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
         self.within(offset, into.len(), self.written, "read block")?;
-        let (arena, at, _) = self.inner.lock().place(self.id);
-        arena.read(at + offset.get(), into)
+        self.arena.read(self.offset + offset.get(), into)
     }
 
     /// Copies `from` into the block. No copy of the block is in flight: ask its event first. Bytes
@@ -112,8 +114,7 @@ impl Block {
         if offset.get() > self.written {
             return Err(Error::usage(Misuse::OutOfRange, "write block").bytes(offset));
         }
-        let (arena, at, _) = self.inner.lock().place(self.id);
-        arena.write(at + offset.get(), from)?;
+        self.arena.write(self.offset + offset.get(), from)?;
         self.written = self.written.max(end);
         Ok(())
     }

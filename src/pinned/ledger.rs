@@ -73,6 +73,8 @@ pub(super) struct Seat {
 #[derive(Debug)]
 pub(super) struct Loan {
     pub(super) id: u32,
+    pub(super) arena: Arc<Arena>,
+    pub(super) offset: u64,
     pub(super) room: u64,
     pub(super) after: Option<EventId>,
     pub(super) returned: usize,
@@ -291,13 +293,13 @@ impl Ledger {
             self.tags.resize(self.space.numbers() as usize, vacant);
         }
         self.tags[id as usize] = tag;
-        let room = self.space.size(id);
+        let (arena, offset, room) = self.place(id);
         let account = &mut self.accounts[slot as usize];
         account.held += room;
         let returned = account.returned.len();
         self.blocks += 1;
         self.requested += len;
-        Loan { id, room, after: None, returned }
+        Loan { id, arena, offset, room, after: None, returned }
     }
 
     /// The block's owner no longer holds its bytes.
