@@ -3,22 +3,22 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
+#[path = "programs/machine.rs"]
+mod machine;
 mod support;
 
 use lightering::backend::sim::{Config, Sim};
 use lightering::backend::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
-use lightering::storage::{Residency, Storage};
 use lightering::trace::{Actor, Site, Use};
 use lightering::{
-    Acquire, Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, Misuse, Options, PinnedRange,
-    Result, StorageId, StreamId,
+    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, PinnedRange, Result, StreamId,
 };
+use machine::{Machine, bounds, cases, with_sums};
 use proptest::prelude::*;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use support::{Rig, first_wrong, options, small_pool};
+use support::{Rig, small_pool};
 
 /// Refuses calls by chance: so many in a thousand.
 struct Faulty {
@@ -124,350 +124,6 @@ impl Backend for Faulty {
     }
 }
 
-/// One storage as the framework sees it.
-struct Item {
-    handle: Storage,
-    len: Bytes,
-    /// Pattern its bytes must show.
-    seed: u64,
-    /// The stream whose kernel wrote the bytes that are on the device; `None` once the engine
-    /// brought them there.
-    writer: Option<usize>,
-    /// Streams that read since.
-    readers: Vec<usize>,
-    /// The device bytes, where they are the framework's own.
-    range: Option<DeviceRange>,
-    is_owned: bool,
-}
-
-struct Machine {
-    rig: Rig,
-    items: Vec<Item>,
-    /// Device bytes whose handles were dropped, until the engine names them.
-    graves: HashMap<StorageId, DeviceRange>,
-    seeds: u64,
-    per_mille: Arc<AtomicU32>,
-}
-
-/// Passes on errors that a program must be ready for.
-#[track_caller]
-fn allowed<T>(result: Result<T>) -> Option<T> {
-    match result {
-        Ok(value) => Some(value),
-        Err(error) if error.is_retryable() => None,
-        Err(error) => panic!("{error:?}"),
-    }
-}
-
-impl Machine {
-    fn new(seed: u64, streams: usize, pool: Bytes, device: Bytes, options: Options) -> Machine {
-        let mut config = Config::adversary(seed);
-        // The sums have memory of their own.
-        let sums = if options.verify { Bytes::kib(4) } else { Bytes::ZERO };
-        let pool = pool + sums;
-        config.device_bytes = device + sums;
-        let per_mille = Arc::new(AtomicU32::new(0));
-        let (chance, state) = (per_mille.clone(), seed);
-        let rig = Rig::wrapped(config, small_pool(pool), options, streams, |inner| {
-            Box::new(Faulty { inner, state, per_mille: chance })
-        });
-        per_mille.store([10, 50, 200][seed as usize % 3], Ordering::Relaxed);
-        Machine { rig, items: Vec::new(), graves: HashMap::new(), seeds: seed << 16, per_mille }
-    }
-
-    fn seed(&mut self) -> u64 {
-        self.seeds += 1;
-        self.seeds
-    }
-
-    fn add(&mut self, s: usize, len: Bytes, is_owned: bool) {
-        let on = self.rig.streams[s].engine;
-        let seed = self.seed();
-        let name = format!("item.{}", self.items.len());
-        let (handle, range) = if is_owned {
-            let Some(handle) = allowed(self.rig.engine.alloc(len, on, name.as_str())) else {
-                return;
-            };
-            (handle, None)
-        } else {
-            let Some(range) = allowed(self.rig.take(s, len)) else { return };
-            (self.rig.engine.adopt(range, name.as_str()).unwrap(), Some(range))
-        };
-        let bytes = self.rig.engine.range(handle.id()).unwrap();
-        self.rig.fill(s, bytes, seed);
-        let (writer, readers) = (Some(s), Vec::new());
-        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned });
-    }
-
-    /// The engine orders what it knows of; the producer's stream is the framework's own affair.
-    fn order_after_writer(&mut self, i: usize, s: usize) {
-        if let Some(writer) = self.items[i].writer {
-            self.rig.order(writer, s);
-        }
-    }
-
-    /// What the engine owns it orders by itself, behind everybody who acquired it.
-    fn order_its_end(&mut self, i: usize, s: usize) {
-        if !self.items[i].is_owned {
-            self.order_after_all(i, s);
-        }
-    }
-
-    fn order_after_all(&mut self, i: usize, s: usize) {
-        self.order_after_writer(i, s);
-        for reader in self.items[i].readers.clone() {
-            self.rig.order(reader, s);
-        }
-    }
-
-    fn evict(&mut self, i: usize, s: usize, through_policy: bool) {
-        if !self.items[i].is_owned {
-            self.order_after_writer(i, s);
-        }
-        let on = self.rig.streams[s].engine;
-        let id = self.items[i].handle.id();
-        let state = self.rig.engine.residency(id).unwrap();
-        if through_policy {
-            match self.rig.engine.offer(id, on) {
-                Ok(_) => {}
-                Err(error) => assert!(
-                    error.is_retryable() || error.misuse() == Some(Misuse::State),
-                    "{error}"
-                ),
-            }
-            return;
-        }
-        match self.rig.engine.evict(id, on) {
-            Ok(_) => {}
-            Err(error) if error.is_retryable() => {}
-            Err(error) if state != Residency::Resident => {
-                assert_eq!(error.misuse(), Some(Misuse::State));
-            }
-            Err(error) => panic!("{error:?}"),
-        }
-    }
-
-    /// Bytes of an item for stream `s`, ordered behind whoever made them.
-    fn acquire(&mut self, i: usize, s: usize) -> Option<DeviceRange> {
-        let on = self.rig.streams[s].engine;
-        let id = self.items[i].handle.id();
-        let was_away = matches!(
-            self.rig.engine.residency(id).unwrap(),
-            Residency::Evicted(_) | Residency::Refilling
-        );
-        if !was_away {
-            self.order_after_writer(i, s);
-        }
-        let range = match allowed(self.rig.engine.acquire(id, on))? {
-            Acquire::Ready(range) => range,
-            Acquire::NeedsRoom(len) => {
-                assert!(!self.items[i].is_owned);
-                let target = allowed(self.rig.take(s, len))?;
-                match self.rig.engine.refill(id, target, on) {
-                    Ok(range) => {
-                        self.items[i].range = Some(target);
-                        range
-                    }
-                    Err(error) => {
-                        assert!(error.is_retryable(), "{error:?}");
-                        self.rig.give(s, target.at());
-                        return None;
-                    }
-                }
-            }
-        };
-        if was_away {
-            self.items[i].writer = None;
-            self.items[i].readers.clear();
-        }
-        Some(range)
-    }
-
-    fn read(&mut self, i: usize, s: usize) {
-        let Some(range) = self.acquire(i, s) else { return };
-        let seed = self.items[i].seed;
-        self.rig.check(s, range, seed, format!("item {i} on stream {s}"));
-        if !self.items[i].readers.contains(&s) {
-            self.items[i].readers.push(s);
-        }
-    }
-
-    fn write(&mut self, i: usize, s: usize) {
-        let Some(range) = self.acquire(i, s) else { return };
-        self.order_after_all(i, s);
-        let on = self.rig.streams[s].engine;
-        if allowed(self.rig.engine.note(on, &[Use::write(range)])).is_none() {
-            return;
-        }
-        let seed = self.seed();
-        self.rig.fill(s, range, seed);
-        let item = &mut self.items[i];
-        (item.seed, item.writer) = (seed, Some(s));
-        item.readers.clear();
-    }
-
-    fn read_host(&mut self, i: usize) {
-        let item = &self.items[i];
-        let mut bytes = vec![0; item.len.0 as usize];
-        match self.rig.engine.read_host(item.handle.id(), Bytes::ZERO, &mut bytes) {
-            Ok(()) => assert_eq!(first_wrong(&bytes, item.seed), None, "host copy of item {i}"),
-            Err(error) => {
-                assert!(error.is_retryable() || error.misuse() == Some(Misuse::NotThere), "{error}")
-            }
-        }
-    }
-
-    fn pull(&mut self, s: usize) {
-        let on = self.rig.streams[s].engine;
-        while let Some(id) = allowed(self.rig.engine.releasable(on)).flatten() {
-            let grave = self.graves.remove(&id);
-            let item = self.items.iter_mut().find(|item| item.handle.id() == id);
-            let range = grave.or_else(|| item.and_then(|item| item.range.take()));
-            self.rig.give(s, range.expect("a storage is named once").at());
-        }
-        while let Some((id, len)) = allowed(self.rig.engine.wanted(on)).flatten() {
-            let Some(target) = allowed(self.rig.take(s, len)) else { return };
-            let item = self.items.iter_mut().find(|item| item.handle.id() == id).unwrap();
-            match self.rig.engine.prefetch(id, target, on) {
-                Ok(()) => item.range = Some(target),
-                Err(error) => {
-                    assert!(error.is_retryable(), "{error:?}");
-                    return self.rig.give(s, target.at());
-                }
-            }
-        }
-    }
-
-    fn cancel(&mut self, i: usize, s: usize) {
-        let on = self.rig.streams[s].engine;
-        let id = self.items[i].handle.id();
-        match self.rig.engine.cancel(id, on) {
-            Ok(()) => {
-                if let Some(range) = self.items[i].range.take() {
-                    self.rig.give(s, range.at());
-                }
-            }
-            Err(error) => {
-                assert!(error.is_retryable() || error.misuse() == Some(Misuse::State), "{error}")
-            }
-        }
-    }
-
-    fn take_copy(&mut self, i: usize) {
-        let id = self.items[i].handle.id();
-        if let Err(error) = self.rig.engine.take(id) {
-            let fits = error.is_retryable() || error.misuse() == Some(Misuse::State);
-            assert!(fits, "{error}");
-        }
-    }
-
-    /// Ends an item by the verb.
-    fn release(&mut self, i: usize, s: usize) {
-        self.order_its_end(i, s);
-        let item = self.items.swap_remove(i);
-        let id = item.handle.id();
-        let ended = allowed(self.rig.engine.release(item.handle, self.rig.streams[s].engine));
-        match (ended, item.range) {
-            (Some(()), Some(range)) => self.rig.give(s, range.at()),
-            // As if the handle had been dropped: `releasable` names it.
-            (None, Some(range)) => drop(self.graves.insert(id, range)),
-            (_, None) => {}
-        }
-    }
-
-    /// Ends an item by dropping its handle.
-    fn drop_handle(&mut self, i: usize, s: usize) {
-        self.order_its_end(i, s);
-        let item = self.items.swap_remove(i);
-        let id = item.handle.id();
-        drop(item.handle);
-        if let Some(range) = item.range {
-            self.graves.insert(id, range);
-        }
-    }
-
-    fn op(&mut self, (verb, a, b): (u8, u8, u8)) {
-        let streams = self.rig.streams.len();
-        let s = b as usize % streams;
-        if self.items.is_empty() || verb < 40 {
-            let len = Bytes([1, 255, 256, 1000, 4096, 6000][a as usize % 6]);
-            return self.add(s, len, b & 0x40 != 0);
-        }
-        let i = a as usize % self.items.len();
-        match verb {
-            40..80 => self.evict(i, s, false),
-            80..100 => self.evict(i, s, true),
-            100..140 => self.read(i, s),
-            140..160 => self.write(i, s),
-            160..190 => self.pull(s),
-            190..200 => self.read_host(i),
-            200..206 => drop(allowed(self.rig.engine.flush(self.rig.streams[s].engine))),
-            206..212 => drop(allowed(self.rig.engine.step())),
-            212..216 => drop(allowed(self.rig.engine.mark_step())),
-            216..222 => self.cancel(i, s),
-            222..228 => self.take_copy(i),
-            228..242 => self.release(i, s),
-            _ => self.drop_handle(i, s),
-        }
-    }
-
-    /// Every byte is right, and nothing is left.
-    fn finish(mut self) {
-        self.per_mille.store(0, Ordering::Relaxed);
-        self.rig.engine.step().unwrap();
-        for i in 0..self.items.len() {
-            self.read(i, 0);
-        }
-        self.rig.assert_right();
-        while !self.items.is_empty() {
-            self.release(0, 0);
-        }
-        for s in 0..self.rig.streams.len() {
-            self.rig.engine.flush(self.rig.streams[s].engine).unwrap();
-        }
-        self.rig.sim.sync().unwrap();
-        for s in 0..self.rig.streams.len() {
-            self.pull(s);
-            self.rig.sim.sync().unwrap();
-            self.pull(s);
-        }
-        assert!(self.graves.is_empty(), "{} storages were never named", self.graves.len());
-        self.rig.engine.drain().unwrap();
-        let is_verified = self.rig.engine.options().verify;
-        let slots = self.rig.engine.options().verify_slots_max as u64;
-        let sums = if is_verified { Bytes(3 * 8 * (slots + 1)) } else { Bytes::ZERO };
-        assert_eq!(self.rig.engine.memory().unwrap().allocated, sums);
-        assert_eq!(self.rig.sim.memory().unwrap().allocated, Bytes::ZERO);
-        self.rig.assert_nothing_left();
-        let memory = self.rig.sim.memory().unwrap();
-        assert_eq!(memory.free, memory.total, "device bytes are left");
-        self.rig.assert_right();
-    }
-}
-
-fn bounds() -> impl Strategy<Value = Options> {
-    (0..3usize, 0..4usize, 0..3u64, 1..4u64, 0..4usize, 0..4usize).prop_map(
-        |(keep, ahead, open, trunk, lane, slots)| Options {
-            keep_last_count: keep,
-            prefetch_count_max: ahead,
-            unreleased_bytes_max: Bytes(open * 6000),
-            trunk_bytes_max: Bytes(trunk * 1000),
-            transfers_max: [1, 2, 5, 100][lane],
-            pass_len_max: 16,
-            note_uses: false,
-            verify: slots > 0,
-            verify_slots_max: [1, 1, 3, 64][slots],
-            ..options()
-        },
-    )
-}
-
-/// How many programs: 10,000, or as many as `LIGHTERING_PROGRAMS` says.
-fn cases() -> u32 {
-    let asked = std::env::var("LIGHTERING_PROGRAMS").ok();
-    asked.and_then(|count| count.parse().ok()).unwrap_or(10_000)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: cases(),
@@ -486,7 +142,17 @@ proptest! {
         program in prop::collection::vec(any::<(u8, u8, u8)>(), 1..60),
     ) {
         let (pool, device) = (Bytes::kib(pool), Bytes::kib(device));
-        let mut machine = Machine::new(seed, streams, pool, device, options);
+        let mut config = Config::adversary(seed);
+        config.device_bytes = with_sums(device, &options);
+        let pool = small_pool(with_sums(pool, &options));
+        // The engine opens in peace.
+        let per_mille = Arc::new(AtomicU32::new(0));
+        let (chance, state) = (per_mille.clone(), seed);
+        let rig = Rig::wrapped(config, pool, options, streams, |inner| {
+            Box::new(Faulty { inner, state, per_mille: chance })
+        });
+        per_mille.store([10, 50, 200][seed as usize % 3], Ordering::Relaxed);
+        let mut machine = Machine::new(seed, rig, Some(per_mille));
         for op in program {
             machine.op(op);
         }

@@ -18,7 +18,7 @@ mod measure;
 use host::{Cuda, Host, Touched};
 use lightering::backend::Spec;
 use lightering::{Bytes, Error};
-use measure::{Bench, Pinned};
+use measure::{Bench, Figure};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -30,8 +30,8 @@ Usage: pin [options]
   --device NAME   auto, sim or cuda:N (default: auto)
   --bytes LIST    sizes, with commas (default: 64MiB)
   --cold SIZE     first, of memory that was not touched before (default: none)
-  --json          one line of JSON a measurement: what (pin, background or block), bytes, cold,
-                  seconds (the pool's), raw_seconds (the driver's; simulated: one thread's touching)
+  --json          one line of JSON a measurement: figure, simulated, pairs (the pool's and the
+                  driver's; simulated, one thread's touching stands in for the driver)
   --help          this text
 
 The machine needs three times the cold size, and the largest one and a tenth of it.
@@ -98,22 +98,20 @@ fn run(
     };
     writeln!(err, "device: {}", about.name).map_err(lost)?;
     let bench = Bench::new(&*opened.backend, &*host);
-    let mut say = |pinned: Pinned| {
+    let mut say = |figure: Figure| {
         let text = match wish.json {
-            true => pinned.json(about.simulated),
-            false => pinned.words(),
+            true => figure.json(about.simulated),
+            false => figure.words(),
         };
         out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(lost)
     };
     if let Some(cold) = wish.cold {
-        say(bench.cold(cold).map_err(failed)?)?;
+        bench.cold(cold).map_err(failed)?.into_iter().try_for_each(&mut say)?;
     }
     let most = wish.sizes.iter().copied().max().unwrap_or(BLOCK);
     bench.warm_up(most).map_err(failed)?;
     for bytes in &wish.sizes {
-        for pinned in bench.pairs(*bytes).map_err(failed)? {
-            say(pinned)?;
-        }
+        bench.pairs(*bytes).map_err(failed)?.into_iter().try_for_each(&mut say)?;
     }
     say(bench.background(most).map_err(failed)?)?;
     say(bench.block(BLOCK).map_err(failed)?)
@@ -148,21 +146,22 @@ mod tests {
         let (text, ended) = of("--device sim --bytes 2MiB,4MiB --cold 1MiB --json");
         ended.unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        let heads = [
-            r#"{"what": "pin", "bytes": 1048576, "cold": true, "#,
-            r#"{"what": "pin", "bytes": 2097152, "cold": false, "#,
-            r#"{"what": "pin", "bytes": 2097152, "cold": false, "#,
-            r#"{"what": "pin", "bytes": 4194304, "cold": false, "#,
-            r#"{"what": "pin", "bytes": 4194304, "cold": false, "#,
-            r#"{"what": "background", "bytes": 4194304, "cold": false, "#,
-            r#"{"what": "block", "bytes": 1048576, "cold": false, "#,
+        let figures = [
+            ("cold-1mib", 1),
+            ("rate-2mib", 2),
+            ("free-2mib", 2),
+            ("rate-4mib", 2),
+            ("free-4mib", 2),
+            ("first-block", 1),
+            ("block", 1),
         ];
-        assert_eq!(lines.len(), heads.len(), "{text}");
-        for (line, head) in lines.iter().zip(heads) {
-            assert!(line.starts_with(head) && line.contains(r#""simulated": true"#), "{line}");
+        assert_eq!(lines.len(), figures.len(), "{text}");
+        for (line, (name, pairs)) in lines.iter().zip(figures) {
+            let head = format!(r#"{{"figure": "pinned.{name}", "simulated": true, "pairs": [["#);
+            assert!(line.starts_with(&head) && line.ends_with("]]}"), "{line}");
+            assert_eq!(line.matches("[").count(), pairs + 1, "{line}");
+            assert!(!line.contains("inf") && !line.contains("[0.0,"), "{line}");
         }
-        assert!(lines[5].contains(r#""first_block_seconds": 0."#), "{text}");
-        assert!(lines[0].contains(r#""first_block_seconds": null"#), "{text}");
     }
 
     #[test]

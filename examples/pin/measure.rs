@@ -15,7 +15,6 @@ use crate::host::{Hold, Host};
 use lightering::backend::{Backend, Fence, Pinner};
 use lightering::pinned::{Budget, Growth, PinnedPool, PoolOptions, Stats};
 use lightering::{Bytes, Kind, Name, PinnedPtr, Result};
-use std::fmt::Write;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,61 +22,46 @@ use std::time::{Duration, Instant};
 /// Rounds of a block taken and given back: by the driver, and by the pool, which is quick.
 const ROUNDS: [u32; 2] = [21, 2001];
 
-/// One measurement.
+/// One measurement: a figure of `benches/results`, and what people read.
 #[derive(Clone, Debug)]
-pub(crate) struct Pinned {
-    what: &'static str,
-    bytes: Bytes,
-    cold: bool,
-    /// By the pool, and by the driver, where both did it.
-    times: [Option<Duration>; 2],
-    /// The same, for giving it back.
-    frees: [Option<Duration>; 2],
-    first_block: Option<Duration>,
-    /// Pages that the kernel told about, and those near the device.
-    pages: [u64; 2],
+pub(crate) struct Figure {
+    name: String,
+    /// Ours, and what it stands beside.
+    pairs: Vec<[f64; 2]>,
+    words: String,
 }
 
-impl Pinned {
+impl Figure {
     /// As one line of JSON.
     pub(crate) fn json(&self, simulated: bool) -> String {
-        let seconds = |time: Option<Duration>| match time {
-            Some(time) => time.as_secs_f64().to_string(),
-            None => String::from("null"),
-        };
-        let Pinned { what, bytes, cold, times, frees, first_block, pages } = self;
-        let mut text = format!("{{\"what\": \"{what}\", \"bytes\": {}, \"cold\": {cold}", bytes.0);
-        for (name, time) in [
-            ("seconds", times[0]),
-            ("raw_seconds", times[1]),
-            ("free_seconds", frees[0]),
-            ("raw_free_seconds", frees[1]),
-            ("first_block_seconds", *first_block),
-        ] {
-            // Writing to a string cannot fail.
-            let _ = write!(text, ", \"{name}\": {}", seconds(time));
-        }
-        let [told, near] = pages;
-        let _ = write!(text, ", \"pages_told\": {told}, \"pages_near\": {near}");
-        let _ = writeln!(text, ", \"simulated\": {simulated}}}");
-        text
+        let Figure { name, pairs, .. } = self;
+        format!("{{\"figure\": \"{name}\", \"simulated\": {simulated}, \"pairs\": {pairs:?}}}\n")
     }
 
     /// For people.
     pub(crate) fn words(&self) -> String {
-        let Pinned { what, bytes, cold, times, first_block, .. } = self;
-        let rate = |time: &Option<Duration>| match time {
-            Some(time) => {
-                let rate = bytes.0 as f64 / 1e9 / time.as_secs_f64();
-                format!("{:?} ({rate:.2} GB/s)", time).replace('\u{b5}', "u")
-            }
-            None => String::from("-"),
-        };
-        let cold = if *cold { ", cold" } else { "" };
-        let [ours, raw] = times.each_ref().map(rate);
-        let first = first_block.map(|time| format!(", first block after {time:.2?}"));
-        format!("{what} {bytes}{cold}: pool {ours}, driver {raw}{}\n", first.unwrap_or_default())
+        format!("{}: {}\n", self.name, self.words)
     }
+}
+
+/// A length as a figure's name has it.
+fn short(bytes: Bytes) -> String {
+    const GIB: u64 = 1 << 30;
+    match bytes.0 {
+        whole if whole.is_multiple_of(GIB) => format!("{}gib", whole / GIB),
+        other => format!("{}mib", other >> 20),
+    }
+}
+
+/// Rates of the pool and of the driver, run for run.
+fn rates(head: &str, bytes: Bytes, times: &[[Duration; 2]]) -> Figure {
+    let rate = |time: Duration| bytes.0 as f64 / 1e9 / time.as_secs_f64();
+    let pairs: Vec<[f64; 2]> = times.iter().map(|pair| pair.map(rate)).collect();
+    let one = |[ours, raw]: &[f64; 2]| {
+        format!("{ours:.2} GB/s, by the driver {raw:.2}, {:.2} times", ours / raw)
+    };
+    let words = pairs.iter().map(one).collect::<Vec<_>>().join("; ");
+    Figure { name: format!("pinned.{head}-{}", short(bytes)), pairs, words }
 }
 
 /// Page-locks nothing: for touching memory only.
@@ -134,11 +118,18 @@ impl<'a> Bench<'a> {
     }
 
     /// Of memory that nobody touched: both hold theirs until both are done.
-    pub(crate) fn cold(&self, bytes: Bytes) -> Result<Pinned> {
-        let (ours, pool, stats) = self.ours(bytes)?;
-        let (raw, taken) = self.raw(bytes)?;
-        let frees = [timed(|| drop(pool)), timed(|| drop(taken))];
-        Ok(pinned("pin", bytes, true, [ours, raw], frees, stats))
+    pub(crate) fn cold(&self, bytes: Bytes) -> Result<Vec<Figure>> {
+        let (ours, _pool, stats) = self.ours(bytes)?;
+        let (raw, _taken) = self.raw(bytes)?;
+        let mut figures = vec![rates("cold", bytes, &[[ours, raw]])];
+        let [told, near] = [stats.counts.pages_asked, stats.counts.pages_near];
+        // On a machine with one node nobody is asked.
+        if let (Some(node), true) = (stats.node, told > 0) {
+            let words = format!("{near} of {told} pages on node {node}");
+            let pairs = vec![[near as f64, told as f64]];
+            figures.push(Figure { name: String::from("pinned.near"), pairs, words });
+        }
+        Ok(figures)
     }
 
     /// Touches a tenth more than `bytes` once, and frees it.
@@ -149,24 +140,23 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Driver, pool, pool, driver.
-    pub(crate) fn pairs(&self, bytes: Bytes) -> Result<[Pinned; 2]> {
-        let ours = || -> Result<(Duration, Duration, Stats)> {
-            let (time, pool, stats) = self.ours(bytes)?;
-            Ok((time, timed(|| drop(pool)), stats))
+    /// Driver, pool, pool, driver: the rates of taking, and those of giving back.
+    pub(crate) fn pairs(&self, bytes: Bytes) -> Result<[Figure; 2]> {
+        let ours = || -> Result<[Duration; 2]> {
+            let (time, pool, _) = self.ours(bytes)?;
+            Ok([time, timed(|| drop(pool))])
         };
-        let raw = || -> Result<(Duration, Duration)> {
+        let raw = || -> Result<[Duration; 2]> {
             let (time, taken) = self.raw(bytes)?;
-            Ok((time, timed(|| drop(taken))))
+            Ok([time, timed(|| drop(taken))])
         };
         let (a, b, c, d) = (raw()?, ours()?, ours()?, raw()?);
-        Ok([(b, a), (c, d)].map(|((ours, free, stats), (raw, raw_free))| {
-            pinned("pin", bytes, false, [ours, raw], [free, raw_free], stats)
-        }))
+        let of = |which: usize| [[b[which], a[which]], [c[which], d[which]]];
+        Ok([rates("rate", bytes, &of(0)), rates("free", bytes, &of(1))])
     }
 
     /// A reservation in the background: when can the first block be had, and when is it over?
-    pub(crate) fn background(&self, bytes: Bytes) -> Result<Pinned> {
+    pub(crate) fn background(&self, bytes: Bytes) -> Result<Figure> {
         let pool = self.pool(&self.pinner, bytes)?;
         let mut client = pool.client(Arc::clone(&self.fence), Bytes::MAX)?;
         let start = Instant::now();
@@ -183,24 +173,14 @@ impl<'a> Bench<'a> {
         reservation.wait()?;
         let time = start.elapsed();
         client.give_back(lent.block, lent.after)?;
-        let stats = pool.stats();
-        let none = [None; 2];
-        let pages = [stats.counts.pages_asked, stats.counts.pages_near];
-        let (times, first_block) = ([Some(time), None], Some(first));
-        Ok(Pinned {
-            what: "background",
-            bytes,
-            cold: false,
-            times,
-            frees: none,
-            first_block,
-            pages,
-        })
+        let words = format!("{first:.2?} of {}, all of which took {time:.2?}", bytes);
+        let pairs = vec![[first.as_secs_f64(), FIRST_BLOCK_MAX.as_secs_f64()]];
+        Ok(Figure { name: String::from("pinned.first-block"), pairs, words: ascii(&words) })
     }
 
-    /// One block taken and given back, the middle time of many.
-    pub(crate) fn block(&self, bytes: Bytes) -> Result<Pinned> {
-        let (_, pool, stats) = self.ours(bytes)?;
+    /// One block taken and given back, the middle time of many, in microseconds.
+    pub(crate) fn block(&self, bytes: Bytes) -> Result<Figure> {
+        let (_, pool, _) = self.ours(bytes)?;
         let mut client = pool.client(Arc::clone(&self.fence), Bytes::MAX)?;
         let raw = middle(ROUNDS[0], || {
             drop(self.host.take(bytes)?);
@@ -210,27 +190,20 @@ impl<'a> Bench<'a> {
             let lent = client.lend(bytes, Name::new("block"))?;
             Ok(client.give_back(lent.block, None)?)
         })?;
-        let times = [Some(ours), Some(raw)];
-        let pages = [stats.counts.pages_asked, stats.counts.pages_near];
-        let frees = [None; 2];
-        Ok(Pinned { what: "block", bytes, cold: false, times, frees, first_block: None, pages })
+        let words = format!("{bytes} lent and given back in {ours:.2?}, by the driver {raw:.2?}");
+        let pairs = vec![[ours, raw].map(|time| time.as_secs_f64() * 1e6)];
+        Ok(Figure { name: String::from("pinned.block"), pairs, words: ascii(&words) })
     }
 }
 
 /// How long to wait for a block that a reservation promised.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How soon it should be there.
+const FIRST_BLOCK_MAX: Duration = Duration::from_millis(100);
 
-fn pinned(
-    what: &'static str,
-    bytes: Bytes,
-    cold: bool,
-    times: [Duration; 2],
-    frees: [Duration; 2],
-    stats: Stats,
-) -> Pinned {
-    let pages = [stats.counts.pages_asked, stats.counts.pages_near];
-    let (times, frees) = (times.map(Some), frees.map(Some));
-    Pinned { what, bytes, cold, times, frees, first_block: None, pages }
+/// Microseconds without a letter that is not ASCII.
+fn ascii(text: &str) -> String {
+    text.replace('\u{b5}', "u")
 }
 
 fn timed(work: impl FnOnce()) -> Duration {
