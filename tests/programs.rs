@@ -6,13 +6,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "programs/bounds.rs"]
+mod bounds;
 #[path = "programs/machine.rs"]
 mod machine;
 mod support;
 
+use bounds::{bounds, cases};
 use lightering::Bytes;
 use lightering::backend::sim::Config;
-use machine::{Machine, bounds, cases, with_sums};
+use machine::{Machine, with_sums};
 use proptest::prelude::*;
 use support::{Rig, small_pool};
 

@@ -9,12 +9,11 @@
 //!   (verb, a, b) -> op() -> add | evict | read | write | pull | .. -> finish(): bytes, books
 //! ```
 
-use crate::support::{Rig, first_wrong, options};
+use crate::support::{Rig, first_wrong};
 use lightering::backend::Backend;
 use lightering::storage::{Residency, Storage};
 use lightering::trace::Use;
 use lightering::{Acquire, Bytes, DeviceRange, Error, Kind, Misuse, Options, Result, StorageId};
-use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -365,27 +364,4 @@ impl Machine {
         assert_eq!(memory.free, memory.total, "device bytes are left");
         self.rig.assert_right();
     }
-}
-
-pub(crate) fn bounds() -> impl Strategy<Value = Options> {
-    (0..3usize, 0..4usize, 0..3u64, 1..4u64, 0..4usize, 0..4usize).prop_map(
-        |(keep, ahead, open, trunk, lane, slots)| Options {
-            keep_last_count: keep,
-            prefetch_count_max: ahead,
-            unreleased_bytes_max: Bytes(open * 6000),
-            trunk_bytes_max: Bytes(trunk * 1000),
-            transfers_max: [1, 2, 5, 100][lane],
-            pass_len_max: 16,
-            note_uses: false,
-            verify: slots > 0,
-            verify_slots_max: [1, 1, 3, 64][slots],
-            ..options()
-        },
-    )
-}
-
-/// How many programs: 10,000, or as many as `LIGHTERING_PROGRAMS` says.
-pub(crate) fn cases() -> u32 {
-    let asked = std::env::var("LIGHTERING_PROGRAMS").ok();
-    asked.and_then(|count| count.parse().ok()).unwrap_or(10_000)
 }
