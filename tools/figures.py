@@ -145,8 +145,8 @@ def train(runs):
 
 
 def first(runs):
-    """First steps: of a job that reserved nothing, beside checkpointing's and the time that the pool
-    takes to pin so many bytes, as the same session measured it; and of one that reserved."""
+    """First steps: of a job that reserved nothing, beside checkpointing's and the time in which the
+    pool pins so many bytes, as the same session measured it; and of one that reserved."""
     grown, reserved, plain = (runs.of("first", mode=mode) for mode in (GROW, OFFLOAD, CHECKPOINT))
     rates = sorted(ours for line in runs.of("pinned") for ours, _ in line["said"]["pairs"]
                    if line["said"]["figure"].startswith("pinned.rate"))
@@ -293,7 +293,8 @@ def main():
     machine = Machine(options.folder, options.rehearsal)
     runs = Runs(options.folder, options.rehearsal)
     asked = required()
-    pairs = {**train(runs), **first(runs), **overlap(runs), **told(runs, asked), **predict(runs), **checks(runs)}
+    pairs = {**train(runs), **first(runs), **overlap(runs), **told(runs, asked),
+             **predict(runs), **checks(runs)}
     unknown = [name for name in pairs if name not in asked]
     if unknown:
         raise Wrong(f"required.json asks nothing of {', '.join(unknown)}")
