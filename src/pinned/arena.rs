@@ -24,6 +24,7 @@ mod touch;
 pub(super) use pieces::Pieces;
 pub(super) use touch::{Crew, Pages};
 
+use super::Inner;
 use crate::backend::Pinner;
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{Bytes, PinnedPtr, PinnedRange};
@@ -32,7 +33,7 @@ use rustix::process::{Pid, getpid};
 use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Bytes of all arenas that were left mapped on purpose, in this process.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
@@ -57,6 +58,8 @@ pub(super) struct Arena {
     pinner: Arc<dyn Pinner>,
     /// The pool's count of bytes left page-locked on purpose.
     leaked: Arc<AtomicU64>,
+    /// The pool that it belongs to, for blocks that are dropped.
+    pool: Weak<Inner>,
     /// The process that page-locked it; a child has no such mapping.
     pid: Pid,
 }
@@ -80,6 +83,7 @@ impl Arena {
         pieces: Pieces,
         crew: &Crew,
         leaked: &Arc<AtomicU64>,
+        pool: Weak<Inner>,
     ) -> Result<Arena> {
         let mapping = Mapping::new(room.to_usize()?, pinner.needs_memory(), crew)?;
         Ok(Arena {
@@ -91,6 +95,7 @@ impl Arena {
             pieces,
             pinner: Arc::clone(pinner),
             leaked: Arc::clone(leaked),
+            pool,
             pid: getpid(),
         })
     }
@@ -122,6 +127,11 @@ impl Arena {
         if let Some(mapping) = &self.mapping {
             mapping.keep(self.len());
         }
+    }
+
+    /// The pool, if it is still there.
+    pub(super) fn pool(&self) -> Option<Arc<Inner>> {
+        self.pool.upgrade()
     }
 
     /// Page-locked bytes.

@@ -16,7 +16,6 @@
 //! Borrowers of the pool use it: the engine, its disk workers.
 #![deny(unsafe_code)]
 
-use super::Inner;
 use super::arena::Arena;
 use super::ledger::Loan;
 use crate::error::{Error, Misuse, Result};
@@ -27,7 +26,6 @@ use std::sync::Arc;
 #[derive(Debug)]
 #[must_use = "a dropped block is quarantined: give it back"]
 pub struct Block {
-    pub(super) inner: Arc<Inner>,
     /// Where it lies: kept here, so that a copy in trunks asks the pool for nothing.
     arena: Arc<Arena>,
     offset: u64,
@@ -41,9 +39,9 @@ pub struct Block {
 }
 
 impl Block {
-    pub(super) fn new(inner: &Arc<Inner>, owner: u32, len: u64, loan: Loan) -> Block {
-        let (inner, Loan { id, arena, offset, room, .. }) = (Arc::clone(inner), loan);
-        Block { inner, arena, offset, id, owner, len, room, written: 0, returned: false }
+    pub(super) fn new(owner: u32, len: u64, loan: Loan) -> Block {
+        let Loan { id, arena, offset, room, .. } = loan;
+        Block { arena, offset, id, owner, len, room, written: 0, returned: false }
     }
 
     /// Length that was asked for, in bytes.
@@ -130,8 +128,11 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if !self.returned {
-            self.inner.lock().quarantine(self.id);
+        // Without a pool the arena stays page-locked for good: it went while the block was lent.
+        if !self.returned
+            && let Some(pool) = self.arena.pool()
+        {
+            pool.lock().quarantine(self.id);
         }
     }
 }

@@ -211,7 +211,7 @@ pub(super) fn map(inner: &Inner, size: u64, crew: &Crew) -> Result<Arena> {
     roomy(inner, size)?;
     let max = inner.pinner.registration_max().min(inner.options.piece_bytes_max);
     let pieces = Pieces::new(inner.options.piece_bytes, max)?;
-    Arena::map(&inner.pinner, Bytes(size), pieces, crew, &inner.leaked)
+    Arena::map(&inner.pinner, Bytes(size), pieces, crew, &inner.leaked, inner.me.clone())
 }
 
 /// Asks the kernel where an arena's pages are: how many it told about, and how many are near.

@@ -23,6 +23,7 @@
 #![deny(unsafe_code)]
 
 use super::arena::Arena;
+use super::busy::Doubt;
 use super::class::{SHELVES, shelf};
 use super::reservation::Job;
 use super::space::{List, NONE, Space, Thread, Use};
@@ -245,15 +246,15 @@ impl Ledger {
     }
 
     /// A lent block comes back: idle, or busy until `event` is done.
-    pub(super) fn give_back(&mut self, id: u32, event: Option<EventId>) {
+    pub(super) fn give_back(&mut self, id: u32, event: Option<EventId>) -> Option<Doubt> {
         let requested = self.tags[id as usize].requested;
         self.requested -= requested;
         match event {
             None => {
-                self.release(id);
-                self.put_idle(id);
+                self.shelve(id);
+                None
             }
-            Some(event) => self.put_busy(id, event),
+            Some(event) => Some(self.put_busy(id, event)),
         }
     }
 

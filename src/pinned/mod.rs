@@ -60,7 +60,7 @@ use rustix::process::{Pid, getpid};
 use space::Use;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Bytes of all pools of this process that stay page-locked for good: nobody could say that no copy
 /// uses them, or the driver refused to let them go.
@@ -69,7 +69,8 @@ pub fn leaked_on_purpose() -> Bytes {
 }
 
 /// Page-locked host memory, shared by the engines of a process. A clone is the same pool; the
-/// memory stays until the last clone, client and block is gone.
+/// memory stays until the last clone and client is gone; what is lent then stays page-locked for
+/// good, since nobody can say when it is idle.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
     inner: Arc<Inner>,
@@ -77,6 +78,8 @@ pub struct PinnedPool {
 
 /// What clones, clients and blocks share.
 pub(in crate::pinned) struct Inner {
+    /// For arenas, which outlive the pool where a block of theirs is still lent.
+    me: Weak<Inner>,
     ledger: Mutex<Ledger>,
     /// Somebody who pins has got further, or is done.
     turned: Condvar,
@@ -108,7 +111,8 @@ impl PinnedPool {
         let budget = machine.budget(options.budget, options.margin_bytes, options.ranks()?)?;
         let closed = options.growth == Growth::Closed;
         let ledger = Ledger::new(options.block_max, options.arena_bytes.get(), closed);
-        let inner = Inner {
+        let inner = |me: &Weak<Inner>| Inner {
+            me: me.clone(),
             ledger: Mutex::new(ledger),
             turned: Condvar::new(),
             node: Node::find(options.numa, &options.machine_root, pinner.pci_address().as_deref()),
@@ -120,7 +124,7 @@ impl PinnedPool {
             budget,
             options,
         };
-        Ok(PinnedPool { inner: Arc::new(inner) })
+        Ok(PinnedPool { inner: Arc::new_cyclic(inner) })
     }
 
     /// Opens a door for one engine, whose events `fence` answers for. The client never holds more
