@@ -37,7 +37,7 @@ use std::sync::Arc;
 const NOBODY: u32 = u32::MAX;
 
 /// What the ledger knows of a block beside its place.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Tag {
     /// Length asked for.
     pub(super) requested: u64,
@@ -48,6 +48,20 @@ pub(super) struct Tag {
     pub(super) event: Option<EventId>,
     /// Tells this giving-back from every other one; 0 while somebody settles it.
     pub(super) ticket: u64,
+    /// Of an idle or busy block: handed on with it, so that nobody counts up and down.
+    arena: Option<Arc<Arena>>,
+}
+
+impl Tag {
+    /// Of a number that no block has yet.
+    fn vacant(name: Name) -> Tag {
+        Tag { requested: 0, name, owner: NOBODY, event: None, ticket: 0, arena: None }
+    }
+
+    /// What an idle or busy block hands on.
+    pub(super) fn arena(&self) -> Option<&Arc<Arena>> {
+        self.arena.as_ref()
+    }
 }
 
 /// One client's share of the books.
@@ -246,9 +260,15 @@ impl Ledger {
     }
 
     /// A lent block comes back: idle, or busy until `event` is done.
-    pub(super) fn give_back(&mut self, id: u32, event: Option<EventId>) -> Option<Doubt> {
-        let requested = self.tags[id as usize].requested;
-        self.requested -= requested;
+    pub(super) fn give_back(
+        &mut self,
+        id: u32,
+        event: Option<EventId>,
+        arena: Option<Arc<Arena>>,
+    ) -> Option<Doubt> {
+        let tag = &mut self.tags[id as usize];
+        tag.arena = arena;
+        self.requested -= tag.requested;
         match event {
             None => {
                 self.shelve(id);
@@ -302,6 +322,7 @@ impl Ledger {
             let mut id = std::mem::replace(&mut self.idle[on], List::EMPTY).head;
             while id != NONE {
                 let next = self.space.next(id, Thread::Size);
+                self.tags[id as usize].arena = None;
                 self.space.free(id);
                 id = next;
             }
@@ -321,13 +342,15 @@ impl Ledger {
 
     /// Writes a lent block into the books.
     fn enter(&mut self, id: u32, slot: u32, len: u64, name: Name) -> Loan {
-        let tag = Tag { requested: len, name, owner: slot, event: None, ticket: 0 };
         if id as usize >= self.tags.len() {
-            let vacant = Tag { owner: NOBODY, ..tag.clone() };
-            self.tags.resize(self.space.numbers() as usize, vacant);
+            self.tags.resize_with(self.space.numbers() as usize, || Tag::vacant(name));
         }
-        self.tags[id as usize] = tag;
-        let (arena, offset, room) = self.place(id);
+        let tag = &mut self.tags[id as usize];
+        (tag.requested, tag.name, tag.owner, tag.event, tag.ticket) = (len, name, slot, None, 0);
+        let kept = tag.arena.take();
+        let seat = || Arc::clone(&self.seats[self.space.extent(id) as usize].arena);
+        let arena = kept.unwrap_or_else(seat);
+        let (offset, room) = (self.space.offset(id), self.space.size(id));
         let account = &mut self.accounts[slot as usize];
         account.held += room;
         let returned = account.returned.len();

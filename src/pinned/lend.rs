@@ -147,7 +147,7 @@ impl Client {
         if scrub && let Err(error) = self.inner.scrub(block.id) {
             return Err(Refused { block, busy, error });
         }
-        let doubt = self.inner.lock().give_back(block.id, busy);
+        let doubt = self.inner.lock().give_back(block.id, busy, block.arena.take());
         if let Some(doubt) = doubt
             && self.doubts.len() < self.inner.options.settle_calls_max
         {
