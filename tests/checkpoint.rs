@@ -79,7 +79,7 @@ fn the_last_inputs_stay_and_all_others_are_off_the_device_after_a_flush() {
 }
 
 #[test]
-fn orders_and_lengths_that_change_cost_time_and_never_bytes() {
+fn h23_orders_and_lengths_that_change_cost_time_and_never_bytes() {
     let orders: [&[u64]; 5] = [
         &[5, 4, 3, 2, 1, 0],
         &[0, 1, 2, 3, 4, 5],

@@ -31,9 +31,9 @@ fn forked(body: impl FnOnce() + std::panic::UnwindSafe) -> i32 {
 }
 
 #[test]
-fn a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing() {
+fn h41_h42_a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing() {
     story(
-        name_of!(a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing),
+        name_of!(h41_h42_a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing),
         "devices:2",
         || {
             let bench = Mutex::new(Some(Bench::new(0)));
@@ -126,8 +126,8 @@ fn exit_with(hook: extern "C" fn()) -> ! {
 }
 
 #[test]
-fn what_is_dropped_after_the_driver_is_gone_touches_it_no_more() {
-    let name = name_of!(what_is_dropped_after_the_driver_is_gone_touches_it_no_more);
+fn h60_m31_what_is_dropped_after_the_driver_is_gone_touches_it_no_more() {
+    let name = name_of!(h60_m31_what_is_dropped_after_the_driver_is_gone_touches_it_no_more);
     if is_child(name) {
         exit_with(drop_at_exit);
     }

@@ -121,8 +121,8 @@ fn each_verb_of_memory_makes_its_calls_and_no_others() {
 }
 
 #[test]
-fn the_callers_context_is_put_back_after_every_verb() {
-    story(name_of!(the_callers_context_is_put_back_after_every_verb), "devices:2", || {
+fn h66_the_callers_context_is_put_back_after_every_verb() {
+    story(name_of!(h66_the_callers_context_is_put_back_after_every_verb), "devices:2", || {
         let mut b = Bench::new(1);
         for before in [0, primary(0), primary(1)] {
             set_current(before);
