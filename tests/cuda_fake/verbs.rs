@@ -25,6 +25,9 @@ fn opening_takes_one_hold_and_the_last_drop_gives_it_back() {
                 "cuDeviceTotalMem_v2",
                 "cuDeviceGetAttribute",
                 "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
                 "cuDevicePrimaryCtxRetain",
             ]
         );
