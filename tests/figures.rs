@@ -111,11 +111,15 @@ fn session() -> Vec<String> {
     runs.push(overlap("predict", "gemm", 7, 0.099, 0.1));
     runs.push(overlap("predict", "hbm", 8, 0.19, 0.2));
     for figure in demanded().figures {
-        if let "link" | "latency" = figure.name.split('.').next().unwrap() {
-            let (name, pairs) = (figure.name, "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]");
-            let said = format!(r#""figure": "{name}", "simulated": false, "pairs": {pairs}"#);
-            runs.push(line("link", "", 30, &said));
-        }
+        let just = format!("[[{:?}, 1.0]]", figure.threshold);
+        let (part, pairs) = match figure.name.split('.').next().unwrap() {
+            "link" | "latency" => ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]"),
+            "pinned" => ("pinned", just.as_str()),
+            _ => continue,
+        };
+        let name = figure.name;
+        let said = format!(r#""figure": "{name}", "simulated": false, "pairs": {pairs}"#);
+        runs.push(line(part, "", 30, &said));
     }
     // Nothing is asked of it.
     runs.push(line("link", "", 30, r#""figure": "trunks.out-4mib", "pairs": [[1.0, 2.0]]"#));

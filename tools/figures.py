@@ -153,10 +153,11 @@ def overlap(runs):
             for kind, lines in kinds.items()}
 
 
-def link(runs, asked):
-    """The bench's figures with all their pairs; variants that nothing is asked of are left out."""
-    figures = {name: [] for name in asked if name.split(".")[0] in ("link", "latency")}
-    for line in runs.of("link"):
+def told(runs, asked, parts=("link", "pinned"), tables=("link", "latency", "pinned")):
+    """Figures that a program names itself, with all their pairs; variants that nothing is asked of
+    are left out."""
+    figures = {name: [] for name in asked if name.split(".")[0] in tables}
+    for line in (line for part in parts for line in runs.of(part)):
         said = line["said"]
         if said["figure"] in figures:
             figures[said["figure"]] += [(tuple(pair), line["command"]) for pair in said["pairs"]]
@@ -269,7 +270,7 @@ def main():
     machine = Machine(options.folder, options.rehearsal)
     runs = Runs(options.folder, options.rehearsal)
     asked = required()
-    pairs = {**train(runs), **overlap(runs), **link(runs, asked), **predict(runs), **checks(runs)}
+    pairs = {**train(runs), **overlap(runs), **told(runs, asked), **predict(runs), **checks(runs)}
     unknown = [name for name in pairs if name not in asked]
     if unknown:
         raise Wrong(f"required.json asks nothing of {', '.join(unknown)}")

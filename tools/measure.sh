@@ -9,6 +9,7 @@
 #   train        what is compared in turn, there and back, in one process       200 s
 #   overlap      matrix products and memory-bound kernels in turn                60 s
 #   link         copies at the limit of the link, and the host's time for verbs           90 s
+#   pinned       page-locking beside the driver's own, and the pool's books     150 s
 #   predict      the same programs on the simulated device, with those figures   45 s
 #   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
 #   figures      a table of all that, and FOLDER/figures.json
@@ -29,10 +30,12 @@ steps=8
 layer=(--hidden 4096 --tokens 32768)
 copies=(--bytes 256MiB --count 16)
 queued=()
+pinned=(--cold 8GiB --bytes 8GiB,32GiB)
+rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance calibrate train overlap link predict sanitizer figures)
+all=(conformance calibrate train overlap link pinned predict sanitizer figures)
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -45,8 +48,10 @@ while getopts o:t:r option; do
             copies=(--bytes 1MiB --count 4)
             promises=timed::
             rehearsal=(--rehearsal)
-            all=(conformance calibrate train overlap link predict figures)
+            all=(conformance calibrate train overlap link pinned predict figures)
             queued=(--total 8MiB --pairs 3)
+            pinned=(--cold 1MiB --bytes 2MiB,4MiB)
+            rounds=(--quick)
             ;;
         *) exit 2 ;;
     esac
@@ -55,7 +60,7 @@ shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
 for part in "${parts[@]}"; do
-    case " conformance calibrate train overlap link predict sanitizer figures " in
+    case " conformance calibrate train overlap link pinned predict sanitizer figures " in
         *" $part "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
@@ -190,6 +195,26 @@ measure_link() {
     figures_of '' bench-link --device "$device" "${queued[@]}"
 }
 
+# What criterion says of a bench, beside the most that it may take, in nanoseconds.
+criterion() { # FIGURE BENCH MOST
+    local found=$scratch/criterion/$2/new/estimates.json time
+    time=$(sed -n 's/.*"median":{[^}]*},"point_estimate":\([0-9.]*\).*/\1/p' "$found") || return
+    record '' "bench:pinned $2" "$(printf '{"figure": "%s", "simulated": %s, "pairs": [[%s, %s]]}' \
+        "$1" "$([ "$device" = sim ] && echo true || echo false)" "$time" "$3")"
+}
+
+measure_pinned() {
+    figures_of '' example-pin --device "$device" "${pinned[@]}"
+    run=$((run + 1))
+    export CRITERION_HOME=$scratch/criterion
+    if ! program -- bench-pinned --bench --noplot "${rounds[@]}"; then
+        failed=$((failed + 1))
+        return
+    fi
+    criterion pinned.lend-repeat pinned_lend_repeat 100 &&
+        criterion pinned.lend-churn pinned_lend_churn_65k 600 || failed=$((failed + 1))
+}
+
 measure_predict() {
     local kind simulated=(--device sim --times-only --model "$model")
     if [ ! -s "$model" ]; then
@@ -252,6 +277,7 @@ for part in "${parts[@]}"; do
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
         overlap) seconds=60 ;;
+        pinned) seconds=150 ;;
         *) seconds=90 ;;
     esac
     seconds=${seconds_max:-$seconds}

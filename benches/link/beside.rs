@@ -13,6 +13,7 @@
 //!   raw-marked    and an event after each            is it the events?
 //!   ahead-T       the engine, fetching ahead         its lanes
 //!   urgent-T      the engine, fetching on demand     and a hop over the compute stream each time
+//!   owned-T       the engine, memory of its own      and memory that goes and comes meanwhile
 //! ```
 //!
 //! `main` uses it.
@@ -30,6 +31,7 @@ enum Way {
     Raw(Cut),
     Ahead,
     Urgent,
+    Owned,
 }
 
 /// Milliseconds until copies out and back are done, and until the compute beside them is, too.
@@ -64,6 +66,7 @@ fn of(bench: &Bench, kind: Kind, plan: &Plan) -> Result<Vec<Row>> {
         ("raw-marked", Way::Raw(Cut { trunk, mark: Some(mark) })),
         ("ahead", Way::Ahead),
         ("urgent", Way::Urgent),
+        ("owned", Way::Owned),
     ] {
         let name = format!("beside.{}-{name}-{}mib", kind.name(), trunk.0 >> 20);
         let mut two =
@@ -113,6 +116,7 @@ impl Both {
         let all = 0..rig.raw.len();
         let storages = match way {
             Way::Ahead | Way::Urgent => rig.adopt()?,
+            Way::Owned => rig.own()?,
             _ => Vec::new(),
         };
         rig.hold()?;
@@ -123,11 +127,13 @@ impl Both {
                 rig.follow(rig.back.id, rig.out.id)?;
                 rig.raw_in(all, cut)?;
             }
-            Way::Ahead | Way::Urgent => {
+            Way::Ahead | Way::Urgent | Way::Owned => {
                 rig.evict(&storages)?;
                 rig.flush()?;
                 if let Way::Ahead = way {
                     rig.prefetch(&storages, 0)?;
+                    rig.acquire(&storages)?;
+                } else if let Way::Owned = way {
                     rig.acquire(&storages)?;
                 } else {
                     rig.refill(&storages)?;

@@ -242,6 +242,12 @@ impl Rig {
         self.raw.iter().map(|(range, _)| self.engine.adopt(*range, "storage")).collect()
     }
 
+    /// As many storages of the engine's own memory.
+    pub(crate) fn own(&mut self) -> Result<Vec<Storage>> {
+        let (engine, on) = (&mut self.engine, self.on);
+        self.raw.iter().map(|(range, _)| engine.alloc(range.len(), on, "storage")).collect()
+    }
+
     pub(crate) fn evict(&mut self, storages: &[Storage]) -> Result<()> {
         for storage in storages {
             match self.engine.evict(storage.id(), self.on)? {

@@ -15,8 +15,8 @@
 //! Three choices to know: copies of one way are served strictly one after the other, so their rates
 //! never share; a stream whose next copy follows without a wait is served again, before all others,
 //! as copy engines do that drain one queue before they look at the next; and kernels of several
-//! streams each get the whole device, which flatters programs that overlap large kernels. Real bytes
-//! move, and host forms run, when their op ends.
+//! streams each get the whole device, which flatters programs that overlap large kernels. Real
+//! bytes move, and host forms run, when their op ends.
 //!
 //! The simulated world may use it.
 

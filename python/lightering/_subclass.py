@@ -1,0 +1,96 @@
+"""Tensor subclasses, as the plain tensors that hold their bytes.
+
+What it is: takes a DTensor or any other wrapper that says how apart, and makes it anew.
+What it is not: a list of known subclasses. Who has ``__tensor_flatten__`` is known by it; who has
+not, stays as it is.
+Invariant: ``flatten`` gives plain tensors only, and ``rebuild`` of the very same ones gives a
+tensor of the same type, size, stride and metadata. What is unknown gives None: it has to stay.
+
+    DTensor --_local_tensor--> Tensor            Float8 --data--> Tensor
+                                                        --scale-> Tensor
+
+Who may call it: the adapters of lightering.torch, _fsdp.py, and tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+# Bytes of these are not there yet, or are nobody's.
+_UNFIT = ("AsyncCollectiveTensor", "FakeTensor", "FunctionalTensor")
+
+
+class Flattened:
+    """A tensor taken apart: its plain tensors in order, and how to make it anew."""
+
+    __slots__ = ("_build", "leaves")
+
+    def __init__(
+        self, leaves: list[torch.Tensor], build: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    ) -> None:
+        self.leaves = leaves
+        """The plain tensors that hold the bytes."""
+        self._build = build
+
+    def rebuild(self, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor anew, of plain tensors that take the places of ``self.leaves``.
+
+        Keeps none of the first leaves alive. Raises ValueError where there are more or fewer.
+        """
+        return self._build(leaves)
+
+    def detach(self) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+        """``rebuild`` alone, which a caller keeps instead of the leaves."""
+        return self._build
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor itself holds its bytes: dense, strided, no subclass, no transform's."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return False
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_quantized
+        # Inside vmap and grad a tensor is a wrapper without a storage.
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def flatten(tensor: torch.Tensor) -> Flattened | None:
+    """Takes a tensor apart; None where its bytes are not reachable, so that it has to stay."""
+    if is_plain(tensor):
+        return Flattened([tensor], _the_only)
+    kind = type(tensor)
+    if not hasattr(kind, "__tensor_flatten__") or not hasattr(kind, "__tensor_unflatten__"):
+        return None
+    if any(parent.__name__ in _UNFIT for parent in kind.__mro__):
+        return None
+    names, context = cast(Any, tensor).__tensor_flatten__()
+    parts = [flatten(getattr(tensor, name)) for name in names]
+    known = [part for part in parts if part is not None]
+    if len(known) != len(parts):
+        return None
+    lengths = [len(part.leaves) for part in known]
+    builds = [part.detach() for part in known]
+    size, stride = tensor.size(), tensor.stride()
+
+    def build(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+        if len(leaves) != sum(lengths):
+            raise ValueError(f"{kind.__name__} is of {sum(lengths)} tensors, got {len(leaves)}")
+        inner, first = {}, 0
+        for name, length, part in zip(names, lengths, builds, strict=True):
+            inner[name] = part(leaves[first : first + length])
+            first += length
+        made = cast(Any, kind).__tensor_unflatten__(inner, context, size, stride)
+        return cast(torch.Tensor, made)
+
+    return Flattened([leaf for part in known for leaf in part.leaves], build)
+
+
+def _the_only(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(leaves) != 1:
+        raise ValueError(f"a plain tensor is of itself, got {len(leaves)}")
+    return leaves[0]

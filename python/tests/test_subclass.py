@@ -1,0 +1,120 @@
+"""A wrapper's bytes are taken for the wrapper's own: the fault guarded against.
+
+A subclass says how it is taken apart, or it stays; what is taken apart comes back the same.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from lightering._ownership import identity
+from lightering._subclass import flatten, is_plain
+
+
+class Pair(torch.Tensor):
+    """Two tensors of one shape that go through each operator side by side."""
+
+    @staticmethod
+    def __new__(cls, one, two, tag):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, one.size(), strides=one.stride(), dtype=one.dtype, device=one.device,
+            requires_grad=one.requires_grad,
+        )
+
+    def __init__(self, one, two, tag):
+        self.one, self.two, self.tag = one, two, tag
+
+    def __tensor_flatten__(self):
+        return ["one", "two"], self.tag
+
+    @staticmethod
+    def __tensor_unflatten__(inner, tag, size, stride):
+        return Pair(inner["one"], inner["two"], tag)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs):
+        def take(name):
+            args_of, kwargs_of = torch.utils._pytree.tree_map_only(
+                Pair, lambda pair: getattr(pair, name), (args, kwargs or {}))
+            return func(*args_of, **kwargs_of)
+
+        out = Pair(take("one"), take("two"), "made")
+        return return_and_correct_aliasing(func, args, kwargs or {}, out)
+
+
+class Silent(torch.Tensor):
+    """A subclass that says nothing of its bytes."""
+
+
+def test_a_plain_tensor_is_of_itself():
+    tensor = torch.randn(3)
+    flat = flatten(tensor)
+    assert flat.leaves == [tensor] and flat.rebuild([tensor]) is tensor
+    weight = torch.nn.Parameter(tensor)
+    assert flatten(weight).leaves[0] is weight
+
+
+def test_a_wrapper_is_of_its_inner_tensors_and_comes_back_the_same():
+    pair = Pair(torch.randn(3, 4).t(), torch.randn(3, 4).t(), "tag")
+    flat = flatten(pair)
+    assert [leaf is inner for leaf, inner in zip(flat.leaves, (pair.one, pair.two), strict=True)]
+    again = flat.rebuild([leaf.clone() for leaf in flat.leaves])
+    assert type(again) is Pair and again.tag == "tag"
+    assert again.size() == pair.size() and again.stride() == pair.stride()
+    assert torch.equal(again.one, pair.one) and torch.equal(again.two, pair.two)
+
+
+def test_a_wrapper_of_wrappers_is_taken_apart_to_the_bottom():
+    outer = Pair(Pair(torch.ones(2), torch.zeros(2), "a"), torch.full((2,), 3.0), "b")
+    flat = flatten(outer)
+    assert [float(leaf[0]) for leaf in flat.leaves] == [1, 0, 3]
+    again = flat.rebuild([leaf + 10 for leaf in flat.leaves])
+    assert again.one.tag == "a" and float(again.one.two[0]) == 10 and float(again.two[0]) == 13
+
+
+def test_rebuild_alone_keeps_no_leaf_alive():
+    flat = flatten(Pair(torch.ones(2), torch.zeros(2), "a"))
+    storages = [identity(leaf) for leaf in flat.leaves]
+    build = flat.detach()
+    del flat
+    gc.collect()
+    assert all(storage() is None for storage in storages)
+    assert build([torch.ones(2), torch.ones(2)]).tag == "a"
+
+
+def test_too_few_leaves_are_refused():
+    with pytest.raises(ValueError, match="Pair is of 2 tensors, got 1"):
+        flatten(Pair(torch.ones(2), torch.zeros(2), "a")).rebuild([torch.ones(2)])
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.ones(2).as_subclass(Silent),
+    lambda: Pair(torch.ones(2), torch.ones(2).as_subclass(Silent), "inner one unknown"),
+    lambda: torch.eye(3).to_sparse(),
+    lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+])
+def test_what_is_unknown_stays(make):
+    assert flatten(make()) is None
+
+
+def test_a_fake_tensor_has_no_bytes_to_move():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        assert flatten(torch.ones(2)) is None
+
+
+def test_a_tensor_inside_of_a_transform_has_no_storage_of_its_own():
+    seen = []
+
+    def look(tensor):
+        seen.append(is_plain(tensor))
+        return tensor.sum()
+
+    torch.func.vmap(look)(torch.ones(2, 3))
+    torch.func.grad(look)(torch.ones(3))
+    assert seen == [False, False]
