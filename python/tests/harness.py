@@ -81,21 +81,26 @@ def same_bits(one: torch.Tensor | None, two: torch.Tensor | None) -> bool:
         return one is two
     if one.dtype != two.dtype or one.shape != two.shape:
         return False
-    flat = [each.detach().reshape(-1).contiguous().view(torch.uint8) for each in (one, two)]
+    flat = [_local(each).reshape(-1).contiguous().view(torch.uint8) for each in (one, two)]
     return torch.equal(*flat)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The shard of this rank, or the tensor itself."""
+    return getattr(tensor.detach(), "_local_tensor", tensor.detach())
 
 
 def run(make: Callable[[], nn.Module], step: Step, way: Way) -> Outcome:
     """Makes the model anew, prepares it, takes the step, and gives losses and gradients."""
     with deterministic():
         model = make()
+        names = [name for name, _ in model.named_parameters()]
         prepared = way.prepare(model)
         losses = [loss.detach().clone() for loss in step(prepared, way.around)]
-        # By the names of the model as it was made: a wrapper may add to them.
-        names = {id(weight): name for name, weight in model.named_parameters()}
+        # By the names of the model as it was made: wrappers add to them, and keep the order.
         gradients = {
-            names.get(id(weight), name): None if weight.grad is None else weight.grad.clone()
-            for name, weight in prepared.named_parameters()
+            name: None if weight.grad is None else weight.grad.clone()
+            for name, weight in zip(names, prepared.parameters(), strict=True)
         }
     return Outcome(losses, gradients)
 
@@ -109,12 +114,12 @@ def differences(one: Outcome, two: Outcome) -> list[str]:
         if not same_bits(mine, other):
             found.append(f"loss {index}: {float(mine)!r} and {float(other)!r}")
     if one.gradients.keys() != two.gradients.keys():
-        found.append(f"names: {sorted(one.gradients.keys() ^ two.gradients.keys())}")
+        found.append(f"names: {sorted(one.gradients.keys() ^ two.gradients.keys())[:4]}")
     for name in one.gradients.keys() & two.gradients.keys():
         mine, other = one.gradients[name], two.gradients[name]
         if not same_bits(mine, other):
             away = "" if mine is None or other is None else (
-                f", {int((mine != other).sum())} of {mine.numel()} values")
+                f", {int((_local(mine) != _local(other)).sum())} of {mine.numel()} values")
             found.append(f"gradient of {name}{away}")
     return found
 
@@ -132,7 +137,8 @@ def compare(
     again = differences(wanted, run(make, step, baseline))
     if again:
         raise Void(f"{baseline.name} differs from itself: {'; '.join(again[:4])}")
-    moving = [each for each in wanted.gradients.values() if each is not None and each.any()]
+    moving = [each for each in wanted.gradients.values()
+              if each is not None and _local(each).any()]
     if not moving or not wanted.losses:
         raise Void(f"{baseline.name} has no gradient that is not zero")
     for way in ways:

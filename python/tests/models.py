@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -46,8 +46,9 @@ class Shape:
     checkpoint: str = "positional"
 
 
-@dataclasses.dataclass
-class Output:
+class Output(NamedTuple):
+    """A tuple, in which FSDP2 finds the tensors whose backward it has to gather weights for."""
+
     loss: torch.Tensor
     logits: torch.Tensor
     router_logits: tuple[torch.Tensor, ...] = ()
