@@ -13,12 +13,13 @@
 //!
 //! Python's part of the package uses it.
 
-use crate::errors::{raised, refused};
+use crate::errors::raised;
 use crate::host::Host;
 use crate::size::{size, size_or_auto};
 use crate::{pool, stats};
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{Backend, Spec};
+use lightering::pinned::Reservation;
 use lightering::{
     Budget, Bytes, DevicePtr, DeviceRange, Engine as Inner, Error, Kind, Misuse, Options, Result,
     Shared, StorageId, StreamId,
@@ -34,6 +35,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Desk {
     /// CPU memory that the simulated device may reach, by the storage it belongs to.
     entered: HashMap<StorageId, DeviceRange>,
+    /// What is being page-locked, or was last.
+    reservation: Option<Reservation>,
 }
 
 /// One engine and what goes with it, shared by its contexts and their leases.
@@ -197,22 +200,30 @@ impl Engine {
         self.body.host.is_some()
     }
 
-    /// Page-locks what is missing for `bytes` to be free. Returns how many were page-locked.
+    /// Page-locks what is missing for `bytes` to be free; in the background it returns at once.
+    /// Returns how many bytes were, or will be, page-locked.
     #[pyo3(signature = (bytes, background = false))]
     fn reserve(&self, py: Python<'_>, bytes: &Bound<'_, PyAny>, background: bool) -> PyResult<u64> {
         let len = size(bytes, "bytes")?;
-        if background {
-            return Err(refused("reserve", "background=True is not there yet".to_string()));
-        }
         // Page-locking takes seconds: not under the engine's lock.
         let pool = self.body.call(py, "reserve", |at| Ok(at.engine.pool().clone()))?;
-        py.detach(|| pool.reserve(len)).map(|bytes| bytes.0).map_err(raised)
+        if !background {
+            return py.detach(|| pool.reserve(len)).map(|bytes| bytes.0).map_err(raised);
+        }
+        let begun = py.detach(|| pool.reserve_in_background(len)).map_err(raised)?;
+        let asked = begun.progress().asked;
+        self.body.call(py, "reserve", |at| {
+            at.desk.reservation = Some(begun);
+            Ok(asked.0)
+        })
     }
 
     /// What the engine did and holds, by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.body.call(py, "stats", |at| Ok(at.engine.stats()))?;
-        stats::dict(py, &stats)
+        let (stats, progress) = self.body.call(py, "stats", |at| {
+            Ok((at.engine.stats(), at.desk.reservation.as_ref().map(Reservation::progress)))
+        })?;
+        stats::dict(py, &stats, progress.as_ref())
     }
 
     /// Sets both windows, in bytes.

@@ -11,12 +11,17 @@
 //! The engine's door uses it.
 
 use lightering::Stats;
+use lightering::pinned::{Progress, State};
 use lightering::policy::Kept;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 /// Every figure by its name.
-pub(crate) fn dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn dict<'py>(
+    py: Python<'py>,
+    stats: &Stats,
+    reserving: Option<&Progress>,
+) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (name, value) in [
         ("evicted_bytes", stats.evicted_bytes),
@@ -57,5 +62,22 @@ pub(crate) fn dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, P
         kept.set_item(why.words(), stats.kept_for(why).bytes)?;
     }
     dict.set_item("kept_bytes", kept)?;
+    let progress = PyDict::new(py);
+    if let Some(found) = reserving {
+        progress.set_item("asked_bytes", found.asked.0)?;
+        progress.set_item("ready_bytes", found.ready.0)?;
+        progress.set_item("seconds", found.time.as_secs_f64())?;
+        progress.set_item("state", words(&found.state))?;
+    }
+    dict.set_item("reserve", progress)?;
     Ok(dict)
+}
+
+fn words(state: &State) -> String {
+    match state {
+        State::Running => "running".to_string(),
+        State::Done => "done".to_string(),
+        State::Cancelled => "cancelled".to_string(),
+        State::Failed(error) => format!("failed: {error}"),
+    }
 }
