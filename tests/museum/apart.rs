@@ -153,8 +153,7 @@ fn registered(config: Config, budget: Bytes, block: Bytes) -> Vec<Bytes> {
     let mut client = pool.client(fence, Bytes::MAX).unwrap();
     let lent = client.lend(block, Name::new("all")).unwrap();
     client.give_back(lent.block, None).unwrap();
-    let lens = pinner.lens.lock().unwrap().clone();
-    lens
+    pinner.lens.lock().unwrap().clone()
 }
 
 /// LMCache 2952, vllm 51081: one registration of 512 GiB fails; QMCPACK 5557: so does the
