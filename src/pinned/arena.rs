@@ -31,7 +31,7 @@ use crate::unit::{Bytes, PinnedPtr, PinnedRange};
 use mapping::Mapping;
 use rustix::process::{Pid, getpid};
 use std::mem;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -56,6 +56,8 @@ pub(super) struct Arena {
     addresses: Box<[OnceLock<PinnedPtr>]>,
     pieces: Pieces,
     pinner: Arc<dyn Pinner>,
+    /// Known to the device and not page-locked.
+    pageable: bool,
     /// The pool's count of bytes left page-locked on purpose.
     leaked: Arc<AtomicU64>,
     /// The pool that it belongs to, for blocks that are dropped.
@@ -94,10 +96,21 @@ impl Arena {
             addresses: (0..pieces.count(room.get())).map(|_| OnceLock::new()).collect(),
             pieces,
             pinner: Arc::clone(pinner),
+            pageable: false,
             leaked: Arc::clone(leaked),
             pool,
             pid: getpid(),
         })
+    }
+
+    /// The same memory, which is not to be page-locked.
+    pub(super) fn pageable(mut self) -> Arena {
+        self.pageable = true;
+        self
+    }
+
+    pub(super) fn is_pageable(&self) -> bool {
+        self.pageable
     }
 
     /// Touches and page-locks the arena piece by piece, and tells `each` the length so far; `each`
@@ -111,7 +124,7 @@ impl Arena {
         let mut register = |from: u64, to: u64| {
             // SAFETY: the piece lies in the mapping, which outlives its registration: `drop` ends
             // every registration before it unmaps, or does not unmap. Nobody else has the address.
-            let address = unsafe { self.pinner.register(mapping.at(from), Bytes(to - from)) }?;
+            let address = unsafe { self.register(mapping.at(from), Bytes(to - from)) }?;
             let first = self.addresses[nth].set(address);
             assert!(first.is_ok(), "an arena is filled by one thread, once");
             nth += 1;
@@ -120,6 +133,22 @@ impl Arena {
         };
         let mut ends = (1..).map(|nth| self.pieces.start(nth).min(self.room));
         touch::pipeline(mapping, self.room, &mut ends, crew, &mut register)
+    }
+
+    /// # Safety
+    /// That of [`Pinner::register`].
+    unsafe fn register(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr> {
+        if !self.pageable {
+            // SAFETY: the caller's promise is passed on.
+            return unsafe { self.pinner.register(at, len) };
+        }
+        let Some(pageable) = self.pinner.pageable() else {
+            return Err(Error::usage(Misuse::BadValue, "register")
+                .bytes(len)
+                .detail("this device copies page-locked memory alone"));
+        };
+        // SAFETY: as above.
+        unsafe { pageable.register_pageable(at, len) }
     }
 
     /// Nobody fills the arena any more: what is not page-locked is unmapped.

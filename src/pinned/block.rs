@@ -61,6 +61,11 @@ impl Block {
         Bytes(self.room)
     }
 
+    /// Is it not page-locked? Then the host waits in copies of it, and no kernel reaches it.
+    pub fn is_pageable(&self) -> bool {
+        self.arena.as_ref().is_some_and(|arena| arena.is_pageable())
+    }
+
     /// How many bytes from the start on have been written, as far as the block was told.
     pub fn written(&self) -> Bytes {
         Bytes(self.written)

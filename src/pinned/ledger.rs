@@ -87,6 +87,8 @@ pub(super) struct Seat {
     pub(super) size: u64,
     /// More of it is on the way.
     pub(super) filling: bool,
+    /// Not page-locked: it has one block, and goes with it.
+    pub(super) pageable: bool,
 }
 
 impl Seat {
@@ -128,6 +130,11 @@ pub(super) struct Ledger {
     pub(super) promised: u64,
     /// Bytes that have left the books and may still be page-locked.
     pub(super) leaving: u64,
+    /// Bytes of blocks that are not page-locked, and of those being made.
+    pub(super) pageable: u64,
+    pub(super) pageable_coming: u64,
+    /// Memory of such blocks, for the next ones of their size.
+    pub(super) spare: Vec<Arc<Arena>>,
     /// The background reservation, as long as it runs.
     pub(super) job: Option<Arc<Job>>,
     pub(super) counts: Counts,
@@ -153,6 +160,9 @@ impl Ledger {
             pinning: false,
             promised: 0,
             leaving: 0,
+            pageable: 0,
+            pageable_coming: 0,
+            spare: Vec::new(),
             job: None,
             counts: Counts::default(),
             ticket: 0,
@@ -195,7 +205,9 @@ impl Ledger {
         let entry = self.seats.vacant_entry();
         let key = entry.key();
         let first = self.space.add(key as u32, size);
-        entry.insert(Seat { arena: Arc::clone(arena), first, size, filling });
+        let pageable = arena.is_pageable();
+        self.pageable += if pageable { size } else { 0 };
+        entry.insert(Seat { arena: Arc::clone(arena), first, size, filling, pageable });
         key
     }
 
@@ -226,6 +238,11 @@ impl Ledger {
     pub(super) fn unused(&self) -> u64 {
         let whole = self.seats.iter().filter(|(_, seat)| seat.is_unused(&self.space));
         whole.map(|(_, seat)| seat.size).sum()
+    }
+
+    /// Bytes in the books that are page-locked.
+    pub(super) fn pinned(&self) -> u64 {
+        self.space.total() - self.pageable
     }
 
     /// Lends a block without asking anybody: idle of that size, own busy of that size, or split.
@@ -341,7 +358,7 @@ impl Ledger {
     }
 
     /// Writes a lent block into the books.
-    fn enter(&mut self, id: u32, slot: u32, len: u64, name: Name) -> Loan {
+    pub(super) fn enter(&mut self, id: u32, slot: u32, len: u64, name: Name) -> Loan {
         if id as usize >= self.tags.len() {
             self.tags.resize_with(self.space.numbers() as usize, || Tag::vacant(name));
         }
@@ -369,7 +386,21 @@ impl Ledger {
         self.blocks -= 1;
     }
 
+    /// Takes a pageable block out of the books, with its extent; its memory is spare.
+    fn retire(&mut self, id: u32) {
+        let key = self.space.extent(id) as usize;
+        self.tags[id as usize].arena = None;
+        self.space.free(id);
+        self.space.remove(id);
+        let Seat { arena, size, .. } = self.seats.remove(key);
+        self.pageable -= size;
+        self.spare.push(arena);
+    }
+
     fn put_idle(&mut self, id: u32) {
+        if self.seats[self.space.extent(id) as usize].pageable {
+            return self.retire(id);
+        }
         let on = shelf(self.space.size(id));
         self.space.reuse(id, Use::Idle);
         let mut list = self.idle[on];

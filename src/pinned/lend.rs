@@ -28,7 +28,7 @@ use super::busy::Doubt;
 use super::class;
 use super::ledger::{Ledger, Loan};
 use super::space::Use;
-use super::{Growth, Inner, grow};
+use super::{Growth, Inner, grow, pageable};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{Bytes, EventId, Name};
 use std::fmt;
@@ -105,7 +105,8 @@ impl Client {
 
     /// Lends a block of at least `len` bytes: an idle one of that size; one of this client's own
     /// whose last copy may still run (then with `after`); a part of a free range; one that another
-    /// client gave back and whose event its fence calls done; a part of a new arena.
+    /// client gave back and whose event its fence calls done; a part of a new arena; where the
+    /// options allow it, memory that is not page-locked.
     ///
     /// # Errors
     /// `OverBudget` over the pool's budget, the client's quota or the most blocks, and where growth
@@ -307,7 +308,13 @@ impl Client {
                 return Ok(loan);
             }
         }
-        let grown = grow::lend(&self.inner, room, self.growth, lend);
+        let grown = match grow::lend(&self.inner, room, self.growth, lend) {
+            Err(error) if matches!(error.kind(), Kind::OverBudget | Kind::OutOfMemory) => {
+                let enter = |ledger: &mut Ledger, id| ledger.enter(id, self.slot, len.get(), name);
+                pageable::lend(&self.inner, room, enter).and_then(|loan| loan.ok_or(error))
+            }
+            other => other,
+        };
         if grown.is_err() {
             self.inner.lock().counts.lends_refused += 1;
         }

@@ -5,7 +5,7 @@
 //!
 //! Invariant: no byte is with two borrowers; no byte is lent to another client while a copy may be
 //! touching it; what is page-locked never exceeds the budget; every byte is lent, free, busy or
-//! quarantined.
+//! quarantined. What is not page-locked is so by choice, bounded and counted.
 //!
 //! ```text
 //!   engine A            engine B                      one pool per process
@@ -35,6 +35,7 @@ mod ledger;
 mod lend;
 mod numa;
 mod options;
+mod pageable;
 mod reservation;
 mod reserve;
 mod space;
@@ -219,7 +220,8 @@ impl Inner {
         let bytes = |used| Bytes(ledger.space.bytes(used));
         Stats {
             budget: self.budget,
-            pinned: Bytes(ledger.space.total()),
+            pinned: Bytes(ledger.pinned()),
+            pageable: Bytes(ledger.pageable),
             reserving: ledger.job.as_ref().map_or(Bytes::ZERO, |job| job.missing()),
             node: self.node.as_ref().map(|node| node.number),
             lent: bytes(Use::Lent),
