@@ -44,6 +44,8 @@ pub(crate) struct Outcome {
     pub(crate) first_step: Duration,
     /// Median of the steps that are neither the first nor the last.
     pub(crate) step: Duration,
+    /// The timeline of all steps as JSON, where one was kept.
+    pub(crate) timeline: Option<String>,
 }
 
 /// One mode's model with all it runs on.
@@ -131,8 +133,8 @@ impl<'a> Trainer<'a> {
         progress(steps, reads.last().map_or(0.0, |read| read.loss));
         moved.1 = self.inputs.moved();
         let peak = self.meter.peak();
-        self.close()?;
-        Ok(outcome(&reads, memory, moved, peak))
+        let timeline = self.close()?;
+        Ok(Outcome { timeline, ..outcome(&reads, memory, moved, peak) })
     }
 
     /// Enqueues one step. Where `measure` says so, returns the device bytes taken after the
@@ -140,6 +142,7 @@ impl<'a> Trainer<'a> {
     fn step(&mut self, step: u64, measure: bool) -> Result<Option<(Bytes, Bytes)>> {
         self.upload(step)?;
         let y = self.forward()?;
+        self.inputs.span("head")?;
         let mut memory = None;
         if measure {
             let before = self.meter.taken();
@@ -150,6 +153,7 @@ impl<'a> Trainer<'a> {
         let to =
             self.staging.range(self.slot(step) + aligned(self.shape.tokens + 1), STATE_BYTES)?;
         self.inputs.backend().copy_out(to, self.model.tally, self.stream)?;
+        self.inputs.span("between steps")?;
         self.inputs.end_step()?;
         Ok(memory)
     }
@@ -171,6 +175,7 @@ impl<'a> Trainer<'a> {
         let mut queue = Queue::new(self.inputs.backend(), stream);
         self.model.embed(&mut queue, self.tokens, x)?;
         for layer in 0..layers {
+            self.inputs.span(&format!("forward {layer}"))?;
             let y = if layer + 1 < layers {
                 self.inputs.take(layer + 1)?
             } else {
@@ -192,11 +197,14 @@ impl<'a> Trainer<'a> {
         self.model.head(&mut queue, self.tokens, y, self.losses)?;
         for layer in (0..self.kept.len()).rev() {
             let x = self.inputs.restore(layer)?;
+            self.inputs.span(&format!("backward {layer}"))?;
             let kept = self.kept[layer].take();
             let mut queue = Queue::new(self.inputs.backend(), stream);
             self.model.backward(&mut queue, layer as u64, x, kept, y)?;
             self.inputs.done(layer)?;
+            self.inputs.span("wait")?;
         }
+        self.inputs.span("update")?;
         let mut queue = Queue::new(self.inputs.backend(), stream);
         self.model.finish(&mut queue, self.tokens, y, self.losses, step)?;
         queue.give(y)
@@ -226,7 +234,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Gives everything back.
-    fn close(self) -> Result<()> {
+    fn close(self) -> Result<Option<String>> {
         let backend = self.inputs.backend();
         let mut queue = Queue::new(backend, self.stream);
         self.model.close(&mut queue)?;
@@ -237,7 +245,8 @@ impl<'a> Trainer<'a> {
             backend.close_event(event)?;
         }
         self.staging.close()?;
-        self.inputs.close()
+        self.inputs.close()?;
+        Ok(self.inputs.timeline())
     }
 }
 
@@ -268,5 +277,6 @@ fn outcome(
         moved: moved.1.since(&moved.0),
         first_step: first.time,
         step: times[times.len() / 2],
+        timeline: None,
     }
 }
