@@ -37,7 +37,7 @@ use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::T
 use crate::checksum::Checks;
 use crate::copy::Lane;
 use crate::error::{Error, Kind, Misuse, Result};
-use crate::pinned::{Client, PinnedPool};
+use crate::pinned::{Client, Growth, PinnedPool};
 use crate::policy::Policy;
 use crate::prefetch::Prefetcher;
 use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
@@ -111,7 +111,10 @@ impl Engine {
     pub fn new(backend: Box<dyn Backend>, pool: &PinnedPool, options: Options) -> Result<Engine> {
         options.check()?;
         let mut backend = Traced::new(backend, options.ring_records);
-        let client = pool.client(backend.fence(), options.pinned_quota_max)?;
+        let mut client = pool.client(backend.fence(), options.pinned_quota_max)?;
+        if options.pinned_growth == Growth::Closed {
+            client.set_growth(Growth::Closed);
+        }
         let out = Lane::open(&mut backend, false)?;
         // Sums are made in the order of one stream.
         let ahead = Lane::open(&mut backend, !options.verify)?;
@@ -159,6 +162,14 @@ impl Engine {
     /// Its bounds.
     pub fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// Sets the bounds of device bytes that are not given back yet, and of those fetched ahead.
+    /// What is over a new bound already is not taken back: it goes as it would have gone.
+    pub fn set_windows(&mut self, unreleased_bytes_max: Bytes, prefetch_bytes_max: Bytes) {
+        self.options.unreleased_bytes_max = unreleased_bytes_max;
+        self.options.prefetch_bytes_max = prefetch_bytes_max;
+        self.prefetcher.set_bytes_max(prefetch_bytes_max);
     }
 
     /// The device's memory now; `allocated` and `peak` count this engine's own storages, and with
@@ -276,6 +287,9 @@ impl Engine {
     }
 
     fn next_pass(&mut self) {
+        if self.stats.evicted_count > 0 {
+            self.client.set_growth(self.options.growth_when_warm());
+        }
         let slots = &mut self.slots;
         self.prefetcher.next_pass(|storage, ordinal| {
             if let Ok(slot) = slots.get_mut(storage.0, "mark_step") {

@@ -12,6 +12,7 @@
 
 use crate::copy::LaneLimits;
 use crate::error::{Error, Misuse, Result};
+use crate::pinned::Growth;
 use crate::policy::PolicyLimits;
 use crate::prefetch::PrefetchLimits;
 use crate::storage::{Inward, StreamSet};
@@ -42,6 +43,10 @@ pub struct Options {
     pub transfers_max: usize,
     /// Pinned bytes this engine may hold, within the pool's budget.
     pub pinned_quota_max: Bytes,
+    /// Whether evictions may grow the pool. `Allowed` is until the first step is over, so that a
+    /// job that reserved nothing gets its memory in that step, and no later one waits for pinning;
+    /// `Late` is always, and what comes after the first step is counted apart; `Closed` is never.
+    pub pinned_growth: Growth,
     /// Events of the driver this engine may hold.
     pub events_max: usize,
     /// Storages alive at once.
@@ -89,6 +94,7 @@ impl Default for Options {
             ahead_trunk_bytes_max: Bytes::mib(32),
             transfers_max: 1024,
             pinned_quota_max: Bytes::MAX,
+            pinned_growth: Growth::Allowed,
             events_max: 8192,
             storages_max: 1 << 20,
             streams_max: 16,
@@ -147,6 +153,14 @@ impl Options {
             return bad("verify_slots_max is zero or over 2^20");
         }
         Ok(())
+    }
+
+    /// What becomes of `pinned_growth` once the first step is over.
+    pub(super) fn growth_when_warm(&self) -> Growth {
+        match self.pinned_growth {
+            Growth::Allowed => Growth::Closed,
+            other => other,
+        }
     }
 
     pub(super) fn lane(&self) -> LaneLimits {
