@@ -2,13 +2,13 @@
 //!
 //! What it is not: a device's time. The device does nothing, at once; what is left is the host's.
 //!
-//! Invariant: half of all storages are on the host. Each round goes through the next thousand in the
-//! order in which they were made, as a training step does, so none of them was used for long; where
-//! it says `spread`, through one in a thousand of all, which no training step does. Each figure is
-//! the least of several rounds, since what disturbs a round only adds to it.
+//! Invariant: half of all storages are on the host. Each round goes through the next thousand in
+//! the order in which they were made, as a training step does, so none of them was used for long;
+//! where it says `spread`, through one in a thousand of all, which no training step does. Each
+//! figure is the least of several rounds, since what disturbs a round only adds to it.
 //!
 //! ```text
-//!   in order  |..........xxxxxxxxxx....................      every x: evict, let go, refill, give up
+//!   in order  |..........xxxxxxxxxx....................    each x: evict, let go, refill, give up
 //!   spread    |x.........x.........x.........x.........
 //! ```
 //!

@@ -51,7 +51,7 @@ pub struct Stats {
     pub stalls: u64,
     /// Device time that readers' streams waited for copy-ins; only with `Options::time_stalls`.
     pub stall_time: Duration,
-    /// With `Options::spans_max`: device time of copies out, from the moment each could begin; those
+    /// With `Options::spans_max`: device time of copies out, from when each could begin; those
     /// of one direction share the link, so their times may overlap.
     pub out_time: Duration,
     /// Their bytes.
