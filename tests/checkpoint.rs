@@ -48,7 +48,7 @@ fn backward(
 }
 
 #[test]
-fn every_input_is_home_for_its_recompute_under_any_schedule() {
+fn m03_every_input_is_home_for_its_recompute_under_any_schedule() {
     for seed in 0..100 {
         let mut rig = Rig::new(Config::adversary(seed), small_pool(Bytes::mib(1)), keep_one(), 1);
         let mut checkpoint = Checkpoint::new();

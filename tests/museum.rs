@@ -7,6 +7,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
+#[path = "museum/apart.rs"]
+mod apart;
 #[path = "museum/broken.rs"]
 mod broken;
 #[path = "museum/ours.rs"]
