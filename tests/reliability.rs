@@ -101,9 +101,11 @@ fn the_page_has_the_table_that_the_tests_make() {
 
 #[test]
 fn a_hazard_without_a_test_and_a_test_without_a_hazard_are_found() {
-    let text = "#[test]\nfn h01_a() {}\n#[test]\n#[ignore = \"x\"]\nfn h900_m31_b(\n) {}\nfn h02_c() {}\n\
-                #[test]\nfn hot_d() {}\n";
-    let found = scan::of_text("tests/cuda_fake/x.rs", text);
+    let text =
+        ["#[test]", "fn h01_a() {}", "#[test]", "#[ignore = \"x\"]", "fn h900_m31_b(", ") {}"]
+            .join("\n")
+            + "\nfn h02_c() {}\n#[test]\nfn hot_d() {}\n";
+    let found = scan::of_text("tests/cuda_fake/x.rs", &text);
     let names: Vec<&str> = found.iter().map(|story| story.full.as_str()).collect();
     assert_eq!(names, ["tests/cuda_fake/x.rs::h01_a", "tests/cuda_fake/x.rs::h900_m31_b"]);
     assert_eq!(found[1].ids, ["H900", "M31"]);

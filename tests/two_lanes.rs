@@ -39,9 +39,9 @@ impl Schedule for Ranked {
 
 /// The simulator's numbers of the streams of a rig with two: the engine opens its lanes first.
 const OUT: u32 = 2;
-const URGENT: u32 = 4;
-const FIRST: u32 = 5;
-const SECOND: u32 = 6;
+const URGENT: u32 = 6;
+const FIRST: u32 = 7;
+const SECOND: u32 = 8;
 
 fn rig(config: Config) -> Rig {
     // The framework notes its own uses: `fill` and `check` do.

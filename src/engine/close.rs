@@ -166,7 +166,9 @@ impl Engine {
         result = result.and(self.events.close(backend));
         result = result.and(self.timers.close(backend));
         for lane in [&self.out, &self.ahead, &self.urgent] {
-            result = result.and(backend.close_stream(lane.stream()));
+            for stream in lane.streams() {
+                result = result.and(backend.close_stream(*stream));
+            }
         }
         for ledger in self.ledgers.drain(..) {
             result = result.and(backend.close_stream(ledger.stream));

@@ -2,8 +2,8 @@
 //! kernel and lanes by large copies, so that a wrong order would show in bytes; and what ends a
 //! context, a process or both.
 //!
-//! The fault guarded against is an order that holds on the simulated device alone. Each test runs in
-//! a process of its own, since some end the device's context. They are ignored unless asked for:
+//! The fault guarded against is an order that holds on the simulated device alone. Each test runs
+//! in a process of its own, since some end the device's context. They are ignored unless asked for:
 //! `cargo test --release --test cuda_hazards -- --ignored --nocapture`, or
 //! `run.sh 'test:cuda_hazards --ignored --nocapture'` from the bundle. Without a device each says
 //! aloud that it did not run; with `LIGHTERING_REQUIRE_CUDA` set it fails instead.
