@@ -1,5 +1,6 @@
-//! What a block costs: lent and given back again in one size, and replaced at random among 65,000;
-//! the system's allocator does the same beside it.
+//! What a block costs: lent and given back behind an event in one size, by one thread and by
+//! several, and replaced at random among 65,000. Beside it stand the system's allocator, and an
+//! allocator of bare offsets that keeps no owners, events, budgets or statistics.
 //!
 //! `cargo bench --bench pinned`
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -7,10 +8,12 @@
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use lightering::backend::{Fence, Pinner};
 use lightering::pinned::{Block, Budget, Client, PinnedPool, PoolOptions};
-use lightering::{Bytes, EventId, Name, PinnedPtr, Result};
+use lightering::{Bytes, EventId, Key, Name, PinnedPtr, Result};
+use offset_allocator::Allocator;
 use std::hint::black_box;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
 /// Registers nothing: these benches measure the pool's books, not a driver.
 #[derive(Debug)]
@@ -68,18 +71,52 @@ impl Dice {
     }
 }
 
+/// One block out and back, with one event that is done when it is asked about.
+fn turn(client: &mut Client, event: EventId) {
+    let lent = client.lend(black_box(Bytes::mib(16)), Name::new("layer.0.input")).unwrap();
+    client.give_back(black_box(lent.block), Some(event)).unwrap();
+    let mut done = 0;
+    client.settle(&mut |_| Ok(true), &mut |_| done += 1).unwrap();
+    assert_eq!(done, 1);
+}
+
+fn event(index: u32) -> EventId {
+    EventId(Key { owner: 1, index, generation: 0 })
+}
+
 fn repeat(c: &mut Criterion) {
-    let (_pool, mut client) = client(Bytes::mib(64));
-    let name = Name::new("layer.0.input");
-    c.bench_function("pinned/lend/repeat", |b| {
-        b.iter(|| {
-            let lent = client.lend(black_box(Bytes::mib(16)), name).unwrap();
-            client.give_back(black_box(lent.block), None).unwrap();
-        });
-    });
+    let (pool, mut client) = client(Bytes::mib(64));
+    c.bench_function("pinned/lend/repeat", |b| b.iter(|| turn(&mut client, event(0))));
+    c.bench_function("pinned/lend/stats", |b| b.iter(|| black_box(pool.stats())));
     c.bench_function("malloc/repeat", |b| {
         b.iter(|| drop(black_box(Vec::<u8>::with_capacity(black_box(16 << 20)))));
     });
+}
+
+/// The time in which each of so many threads, with a client of its own, does `rounds` turns.
+fn by_threads(pool: &PinnedPool, threads: u32, rounds: u64) -> Duration {
+    let barrier = Barrier::new(threads as usize);
+    let longest = std::thread::scope(|scope| {
+        let work = |owner: u32| {
+            let mut client = pool.client(Arc::new(Free), Bytes::MAX).unwrap();
+            barrier.wait();
+            let start = Instant::now();
+            (0..rounds).for_each(|_| turn(&mut client, event(owner)));
+            start.elapsed()
+        };
+        let handles: Vec<_> = (0..threads).map(|owner| scope.spawn(move || work(owner))).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).max()
+    });
+    longest.unwrap()
+}
+
+fn threads(c: &mut Criterion) {
+    let (pool, _client) = client(Bytes::mib(64));
+    for threads in [1, 2, 4] {
+        c.bench_function(&format!("pinned/lend/threads_{threads}"), |b| {
+            b.iter_custom(|rounds| by_threads(&pool, threads, rounds));
+        });
+    }
 }
 
 /// A pool of which 65,000 blocks are lent, of random sizes.
@@ -106,6 +143,10 @@ impl Drop for Crowd {
     }
 }
 
+fn pages(len: u64) -> u32 {
+    len.div_ceil(4096) as u32
+}
+
 fn churn(c: &mut Criterion) {
     let name = Name::new("layer.0.input");
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
@@ -123,6 +164,25 @@ fn churn(c: &mut Criterion) {
         );
     });
     drop(crowd);
+    let mut offsets = None;
+    c.bench_function("offsets/churn_65k", |b| {
+        let (allocator, live) = offsets.get_or_insert_with(|| {
+            // In pages, as it counts in 32 bits.
+            let mut allocator: Allocator = Allocator::with_max_allocs(1 << 19, 4 * LIVE as u32);
+            let mut one = || allocator.allocate(pages(dice.len())).unwrap();
+            let live: Vec<_> = (0..LIVE).map(|_| one()).collect();
+            (allocator, live)
+        });
+        b.iter_batched(
+            || (dice.slot(), dice.len()),
+            |(slot, len)| {
+                allocator.free(live[slot]);
+                live[slot] = allocator.allocate(pages(len)).unwrap();
+            },
+            BatchSize::SmallInput,
+        );
+    });
+    drop(offsets);
     let mut heap: Option<Vec<Vec<u8>>> = None;
     c.bench_function("malloc/churn_65k", |b| {
         let fill = || (0..LIVE).map(|_| Vec::with_capacity(dice.len() as usize)).collect();
@@ -138,5 +198,5 @@ fn churn(c: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, repeat, churn);
+criterion_group!(benches, repeat, threads, churn);
 criterion_main!(benches);

@@ -3,7 +3,7 @@
 //! # The picture
 //!
 //! ```text
-//!             adapter             (C ABI and PyTorch: later stages)       who uses it
+//!             adapter             python/ (C ABI: a later stage)          who uses it
 //!   -------------------------------------------------------------------------------------
 //!   8  engine                                              one owner: admit, step, drain
 //!   7  policy      prefetch                                what leaves; what comes back, when

@@ -81,6 +81,11 @@ impl Prefetcher {
         }
     }
 
+    /// Sets the window in bytes.
+    pub fn set_bytes_max(&mut self, bytes_max: Bytes) {
+        self.limits.bytes_max = bytes_max;
+    }
+
     /// How good the guesses were.
     pub fn guesses(&self) -> Guesses {
         self.guesses

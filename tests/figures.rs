@@ -110,6 +110,19 @@ fn session() -> Vec<String> {
     runs.push(mode("predict", 6, offload, 1.9, 6.0));
     runs.push(overlap("predict", "gemm", 7, 0.099, 0.1));
     runs.push(overlap("predict", "hbm", 8, 0.19, 0.2));
+    for figure in demanded().figures {
+        let just = format!("[[{:?}, 1.0]]", figure.threshold);
+        let (part, pairs) = match figure.name.split('.').next().unwrap() {
+            "link" | "latency" => ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]"),
+            "pinned" => ("pinned", just.as_str()),
+            _ => continue,
+        };
+        let name = figure.name;
+        let said = format!(r#""figure": "{name}", "simulated": false, "pairs": {pairs}"#);
+        runs.push(line(part, "", 30, &said));
+    }
+    // Nothing is asked of it.
+    runs.push(line("link", "", 30, r#""figure": "trunks.out-4mib", "pairs": [[1.0, 2.0]]"#));
     runs.push(line("conformance", "", 9, r#""passed": 39, "failed": 0"#));
     for (run, tool) in (10..).zip(["memcheck", "racecheck", "initcheck", "synccheck"]) {
         runs.push(line("sanitizer", tool, run, r#""clean": true"#));
@@ -146,6 +159,7 @@ fn a_whole_session_gives_every_figure_that_is_asked_for() {
         (1.9, 2.012)
     });
     assert_eq!(figure("sanitizer.memcheck").value, 2.0);
+    assert_eq!((figure("link.both").value, figure("link.both").reference), (2.0, 2.0));
 }
 
 #[test]

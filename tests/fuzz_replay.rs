@@ -3,10 +3,22 @@
 //!
 //! The bodies are those of the fuzz targets; `fuzz/README.md` tells how to add one.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
+#[path = "programs/faulty.rs"]
+mod faulty;
 #[path = "fuzz_bodies/input.rs"]
 mod input;
+#[path = "programs/machine.rs"]
+mod machine;
+#[path = "pinned_programs/model.rs"]
+mod model;
+#[path = "fuzz_bodies/pinned.rs"]
+mod pinned;
+mod pinned_support;
+#[path = "fuzz_bodies/storage.rs"]
+mod storage;
+mod support;
 #[path = "fuzz_bodies/trace.rs"]
 mod trace;
 #[path = "fuzz_bodies/unit.rs"]
@@ -16,7 +28,12 @@ use std::path::{Path, PathBuf};
 
 type Body = fn(&[u8]);
 
-const TARGETS: &[(&str, Body)] = &[("trace", trace::run), ("unit", unit::run)];
+const TARGETS: &[(&str, Body)] = &[
+    ("pinned", pinned::run),
+    ("storage", storage::run),
+    ("trace", trace::run),
+    ("unit", unit::run),
+];
 const MADE_UP_COUNT: u64 = 3000;
 
 /// The fuzz package; the published crate comes without it.

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Packs the release-built tests, benches and examples for a machine that has a GPU and no Rust:
 # .bundle/lightering.tar.gz holds the stripped programs; run.sh, which runs them by name there; and
-# measure.sh, which measures with them what benches/results/required.json asks for.
+# measure.sh, which measures with them what benches/results/required.json asks for. python/ holds
+# the wheel with its tests and benches, which python.sh runs with the Python and torch found there.
 #
 #   tools/bundle.sh [CARGO OPTION...]      such as --no-default-features; all features without one
 set -euo pipefail
@@ -54,7 +55,13 @@ if [ -d examples/data ]; then
     mkdir -p "$out/examples"
     cp -r examples/data "$out/examples/"
 fi
-install -m 755 tools/run.sh tools/measure.sh tools/figures.py "$out"
+tools/wheel.sh "$out/python"
+cp -r python/tests "$out/python/"
+[ ! -d python/benches ] || cp -r python/benches "$out/python/"
+# Pure Python, for machines without one.
+python3 -m pip install --quiet --no-compile --target "$out/python/site" pytest
+find "$out/python" -name __pycache__ -prune -exec rm -rf {} +
+install -m 755 tools/python.sh tools/run.sh tools/measure.sh tools/figures.py "$out"
 cp benches/results/required.json "$out"
 commit=$(git rev-parse HEAD)
 # A figure measured on anything but a commit cannot be measured again.

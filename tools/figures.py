@@ -153,6 +153,17 @@ def overlap(runs):
             for kind, lines in kinds.items()}
 
 
+def told(runs, asked, parts=("link", "pinned"), tables=("link", "latency", "pinned")):
+    """Figures that a program names itself, with all their pairs; variants that nothing is asked of
+    are left out."""
+    figures = {name: [] for name in asked if name.split(".")[0] in tables}
+    for line in (line for part in parts for line in runs.of(part)):
+        said = line["said"]
+        if said["figure"] in figures:
+            figures[said["figure"]] += [(tuple(pair), line["command"]) for pair in said["pairs"]]
+    return figures
+
+
 def predict(runs):
     """Predicted beside the median measured; of several kinds the one predicted worst."""
 
@@ -258,8 +269,8 @@ def main():
         raise Wrong("--rehearsal: what was rehearsed is no result")
     machine = Machine(options.folder, options.rehearsal)
     runs = Runs(options.folder, options.rehearsal)
-    pairs = {**train(runs), **overlap(runs), **predict(runs), **checks(runs)}
     asked = required()
+    pairs = {**train(runs), **overlap(runs), **told(runs, asked), **predict(runs), **checks(runs)}
     unknown = [name for name in pairs if name not in asked]
     if unknown:
         raise Wrong(f"required.json asks nothing of {', '.join(unknown)}")

@@ -8,6 +8,8 @@
 #   calibrate    the device's figures, for the simulated device                  45 s
 #   train        what is compared in turn, there and back, in one process       200 s
 #   overlap      matrix products and memory-bound kernels in turn                60 s
+#   link         copies at the limit of the link, and the host's time for verbs           90 s
+#   pinned       page-locking beside the driver's own, and the pool's books     150 s
 #   predict      the same programs on the simulated device, with those figures   45 s
 #   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
 #   figures      a table of all that, and FOLDER/figures.json
@@ -27,10 +29,13 @@ sizes=(--layers 24 --hidden 4096 --tokens 32768)
 steps=8
 layer=(--hidden 4096 --tokens 32768)
 copies=(--bytes 256MiB --count 16)
+queued=()
+pinned=(--cold 8GiB --bytes 8GiB,32GiB)
+rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance calibrate train overlap predict sanitizer figures)
+all=(conformance calibrate train overlap link pinned predict sanitizer figures)
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -43,7 +48,10 @@ while getopts o:t:r option; do
             copies=(--bytes 1MiB --count 4)
             promises=timed::
             rehearsal=(--rehearsal)
-            all=(conformance calibrate train overlap predict figures)
+            all=(conformance calibrate train overlap link pinned predict figures)
+            queued=(--total 8MiB --pairs 3)
+            pinned=(--cold 1MiB --bytes 2MiB,4MiB)
+            rounds=(--quick)
             ;;
         *) exit 2 ;;
     esac
@@ -52,7 +60,7 @@ shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
 for part in "${parts[@]}"; do
-    case " conformance calibrate train overlap predict sanitizer figures " in
+    case " conformance calibrate train overlap link pinned predict sanitizer figures " in
         *" $part "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
@@ -117,17 +125,23 @@ program() { # WRAPPER... -- PROGRAM ARGUMENT...
     return "$code"
 }
 
-# An example whose lines of JSON are kept.
-example() { # KIND NAME ARGUMENT...
+# A program whose lines of JSON are kept.
+figures_of() { # KIND PROGRAM ARGUMENT...
     local kind=$1 name=$2 code=0 line
     shift 2
     run=$((run + 1))
-    program -- "example-$name" "$@" --json || code=$?
+    program -- "$name" "$@" --json || code=$?
     while read -r line; do
-        record "$kind" "$name $* --json" "$line"
+        record "$kind" "${name#*-} $* --json" "$line"
     done < <(grep '^{.*}$' "$scratch/out")
     [ "$code" -eq 0 ] || failed=$((failed + 1))
     return "$code"
+}
+
+example() { # KIND NAME ARGUMENT...
+    local kind=$1 name=$2
+    shift 2
+    figures_of "$kind" "example-$name" "$@"
 }
 
 measure_conformance() {
@@ -175,6 +189,30 @@ measure_overlap() {
         example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}" --runs 7
         took=$((SECONDS - began + 1))
     done
+}
+
+measure_link() {
+    figures_of '' bench-link --device "$device" "${queued[@]}"
+}
+
+# What criterion says of a bench, beside the most that it may take, in nanoseconds.
+criterion() { # FIGURE BENCH MOST
+    local found=$scratch/criterion/$2/new/estimates.json time
+    time=$(sed -n 's/.*"median":{[^}]*},"point_estimate":\([0-9.]*\).*/\1/p' "$found") || return
+    record '' "bench:pinned $2" "$(printf '{"figure": "%s", "simulated": %s, "pairs": [[%s, %s]]}' \
+        "$1" "$([ "$device" = sim ] && echo true || echo false)" "$time" "$3")"
+}
+
+measure_pinned() {
+    figures_of '' example-pin --device "$device" "${pinned[@]}"
+    run=$((run + 1))
+    export CRITERION_HOME=$scratch/criterion
+    if ! program -- bench-pinned --bench --noplot "${rounds[@]}"; then
+        failed=$((failed + 1))
+        return
+    fi
+    criterion pinned.lend-repeat pinned_lend_repeat 100 &&
+        criterion pinned.lend-churn pinned_lend_churn_65k 600 || failed=$((failed + 1))
 }
 
 measure_predict() {
@@ -239,6 +277,7 @@ for part in "${parts[@]}"; do
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
         overlap) seconds=60 ;;
+        pinned) seconds=150 ;;
         *) seconds=90 ;;
     esac
     seconds=${seconds_max:-$seconds}

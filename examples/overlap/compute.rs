@@ -24,8 +24,8 @@ const PTX: &str = include_str!("../../kernels/ptx/overlap.ptx");
 /// Rows and columns of each product's matrices; on a device that computes here, few.
 const ROWS: u32 = 8192;
 const ROWS_HERE: u32 = 64;
-/// Bytes of each of the two vectors.
-const VECTOR: Bytes = Bytes::mib(256);
+/// Bytes of each of the two vectors: so large that a stream holds all launches of a run.
+const VECTOR: Bytes = Bytes::gib(1);
 const VECTOR_HERE: Bytes = Bytes::mib(4);
 const FACTOR: f32 = 1.0 / 1024.0;
 

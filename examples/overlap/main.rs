@@ -45,8 +45,9 @@ Usage: overlap [options]
                   the engine copies in pieces of at most this (default: the engine's own)
   --runs N        runs of each kind, of which the medians count (default: 3)
   --json          one line of JSON on standard output: compute, copy_seconds (raw, alone),
-                  compute_seconds (alone), both_seconds (through the engine), both_raw_seconds, and
-                  ratio: the last but one over the last, run for run
+                  compute_seconds (alone), both_seconds (through the engine), both_raw_seconds,
+                  ratio: the last but one over the last, run for run; and the host's seconds to
+                  enqueue the copies: enqueue_seconds, enqueue_raw_seconds
   --times-only    with --device sim: no byte moves, so any size costs nothing here
   --model FILE    with --device sim: the device's figures, as the example calibrate prints them
   --help          this text
@@ -204,10 +205,11 @@ fn run(
 
 impl Figures {
     fn json(&self, wish: &Wish) -> String {
-        let Figures { copy, compute, both, both_raw, ratio } = self;
+        let Figures { copy, compute, both, both_raw, ratio, enqueue, enqueue_raw } = self;
         format!(
             "{{\"compute\": \"{}\", \"copy_seconds\": {copy}, \"compute_seconds\": {compute}, \
-             \"both_seconds\": {both}, \"both_raw_seconds\": {both_raw}, \"ratio\": {ratio}}}\n",
+             \"both_seconds\": {both}, \"both_raw_seconds\": {both_raw}, \"ratio\": {ratio}, \
+             \"enqueue_seconds\": {enqueue}, \"enqueue_raw_seconds\": {enqueue_raw}}}\n",
             wish.kind.name()
         )
     }
@@ -222,12 +224,15 @@ impl Figures {
              {compute:32} {}\n\
              both, copies by the engine       {}\n\
              both, raw copies                 {}\n\
-             engine over raw                  {:.4}\n",
+             engine over raw                  {:.4}\n\
+             host, to enqueue the copies      {}, raw {}\n",
             time(self.copy),
             time(self.compute),
             time(self.both),
             time(self.both_raw),
-            self.ratio
+            self.ratio,
+            time(self.enqueue),
+            time(self.enqueue_raw)
         )
     }
 }

@@ -3,7 +3,7 @@
 //! What it is not: it prints nothing.
 //!
 //! Invariant: raw copies and the engine's move the same bytes in the same order: all out, then all
-//! back, last first.
+//! back, last first. A run counts only if the device was held until all of it was enqueued.
 //!
 //! ```text
 //!   busy stream    ..held|gate|========= compute ==========|end
@@ -22,9 +22,12 @@ use lightering::{
     Budget, Bytes, DeviceRange, Engine, Error, EventId, Misuse, Name, Options, PinnedPool,
     PinnedRange, PoolOptions, Result, Storage, StreamId,
 };
+use std::time::Instant;
 
-/// Rounds of the kernel at the gate: some milliseconds on devices of today.
+/// Rounds of the kernel at the gate, at first: about a millisecond on devices of today.
 const ROUNDS_HELD: u32 = 400_000;
+/// The hold is doubled at most so often, where something is enqueued slower than that.
+const HOLD_DOUBLINGS_MAX: u32 = 10;
 
 /// Seconds of each kind of run, as medians.
 pub(crate) struct Figures {
@@ -38,6 +41,17 @@ pub(crate) struct Figures {
     pub(crate) both_raw: f64,
     /// The last but one over the last, of runs that followed one another.
     pub(crate) ratio: f64,
+    /// What the host took to enqueue the engine's copies, and the raw ones.
+    pub(crate) enqueue: f64,
+    pub(crate) enqueue_raw: f64,
+}
+
+/// Seconds of one run.
+#[derive(Clone, Copy)]
+struct Ran {
+    device: f64,
+    /// The host's, for the copies.
+    enqueue: f64,
 }
 
 /// Who copies in a run.
@@ -54,6 +68,7 @@ pub(crate) struct Rig {
     engine: Engine,
     client: Client,
     bytes: Bytes,
+    rounds_held: u32,
     /// What the kernel at the gate works on.
     numbers: DeviceRange,
     kind: Kind,
@@ -105,6 +120,7 @@ impl Rig {
             engine,
             client,
             bytes,
+            rounds_held: ROUNDS_HELD,
             numbers,
             kind: wish.kind,
             work,
@@ -120,7 +136,19 @@ impl Rig {
     }
 
     /// Seconds from the gate until compute and copies are both done.
-    fn run(&mut self, copies: Copies, amount: u32) -> Result<f64> {
+    fn run(&mut self, copies: Copies, amount: u32) -> Result<Ran> {
+        for _ in 0..HOLD_DOUBLINGS_MAX {
+            if let Some(ran) = self.run_held(copies, amount)? {
+                return Ok(ran);
+            }
+            self.rounds_held *= 2;
+        }
+        let error = Error::new(lightering::Kind::Busy, "overlap");
+        Err(error.detail("the device could not be held until everything was enqueued"))
+    }
+
+    /// `None` where the device began before everything was enqueued.
+    fn run_held(&mut self, copies: Copies, amount: u32) -> Result<Option<Ran>> {
         let on = self.compute[1];
         let mut storages: Vec<Storage> = Vec::new();
         if let Copies::Engine = copies {
@@ -129,18 +157,19 @@ impl Rig {
             }
         }
         self.backend.sync()?;
-        // The device is held until everything is enqueued: what is timed is its work alone.
-        let hold = [Arg::Update(self.numbers), Arg::U32(ROUNDS_HELD)];
+        let hold = [Arg::Update(self.numbers), Arg::U32(self.rounds_held)];
         self.backend.launch(&BUSY, GRID, &hold, self.busy)?;
         self.backend.record(self.gate, self.busy)?;
         for stream in [self.out, self.back, self.compute[0]] {
             self.backend.wait(stream, self.gate, Site::Outside)?;
         }
+        let began = Instant::now();
         match copies {
             Copies::Nobody => {}
             Copies::Raw => self.copy_raw()?,
             Copies::Engine => self.copy_by_engine(&storages)?,
         }
+        let enqueue = began.elapsed().as_secs_f64();
         if amount > 0 {
             self.work.enqueue(&mut *self.backend, amount)?;
         }
@@ -149,12 +178,14 @@ impl Rig {
             self.backend.wait(self.busy, link, Site::Outside)?;
         }
         self.backend.record(self.end, self.busy)?;
+        let held = !self.backend.query(self.gate, Site::Outside)?;
         self.backend.sync()?;
         for storage in storages {
             self.engine.release(storage, on)?;
         }
         self.engine.mark_step()?;
-        Ok(self.backend.elapsed(self.gate, self.end)?.as_secs_f64())
+        let device = self.backend.elapsed(self.gate, self.end)?.as_secs_f64();
+        Ok(held.then_some(Ran { device, enqueue }))
     }
 
     fn copy_raw(&mut self) -> Result<()> {
@@ -185,31 +216,40 @@ impl Rig {
     pub(crate) fn figures(&mut self, runs: u32) -> Result<Figures> {
         // Both once before it counts: what is done the first time only is done then.
         self.run(Copies::Engine, self.kind.trial())?;
-        let copy = self.run(Copies::Raw, 0)?;
-        // The compute is to be as long as the copies. Tried twice, the second time about as long as
-        // it will be: a device that has computed for a while may lower its clock.
-        let mut amount = self.kind.trial();
-        for _ in 0..2 {
-            let seconds = self.run(Copies::Nobody, amount)?;
-            let wanted = f64::from(amount) * copy / seconds;
-            amount = wanted.round().clamp(1.0, 4e9) as u32;
-        }
+        let copy = self.run(Copies::Raw, 0)?.device;
+        let amount = self.amount_as_long_as(copy)?;
         let mut seconds: [Vec<f64>; 4] = Default::default();
+        let mut enqueues: [Vec<f64>; 2] = Default::default();
         for run in 0..runs {
-            seconds[0].push(self.run(Copies::Raw, 0)?);
-            seconds[1].push(self.run(Copies::Nobody, amount)?);
+            seconds[0].push(self.run(Copies::Raw, 0)?.device);
+            seconds[1].push(self.run(Copies::Nobody, amount)?.device);
             // The two that are compared take turns in going first.
-            let mut pair = [(2, Copies::Engine), (3, Copies::Raw)];
+            let mut pair = [(0, Copies::Engine), (1, Copies::Raw)];
             if run % 2 == 1 {
                 pair.reverse();
             }
             for (index, copies) in pair {
-                seconds[index].push(self.run(copies, amount)?);
+                let ran = self.run(copies, amount)?;
+                seconds[2 + index].push(ran.device);
+                enqueues[index].push(ran.enqueue);
             }
         }
         let ratio = median(seconds[2].iter().zip(&seconds[3]).map(|(a, b)| a / b).collect());
         let [copy, compute, both, both_raw] = seconds.map(median);
-        Ok(Figures { copy, compute, both, both_raw, ratio })
+        let [enqueue, enqueue_raw] = enqueues.map(median);
+        Ok(Figures { copy, compute, both, both_raw, ratio, enqueue, enqueue_raw })
+    }
+
+    /// How much compute takes `copy` seconds. Tried twice, the second time about as long as it will
+    /// be: a device that has computed for a while may lower its clock.
+    fn amount_as_long_as(&mut self, copy: f64) -> Result<u32> {
+        let mut amount = self.kind.trial();
+        for _ in 0..2 {
+            let seconds = self.run(Copies::Nobody, amount)?.device;
+            let wanted = f64::from(amount) * copy / seconds;
+            amount = wanted.round().clamp(1.0, 4e9) as u32;
+        }
+        Ok(amount)
     }
 
     /// Gives everything back.

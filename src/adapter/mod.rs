@@ -5,15 +5,17 @@
 //! Invariant: whatever an adapter keeps alive it gives up when it is dropped, in any state.
 //!
 //! ```text
-//!   checkpoint: layer inputs       (saved tensors, frozen weights: later stages)
+//!   checkpoint: layer inputs       saved: saved tensors       (frozen weights: a later stage)
 //!   DeviceMemory: how a framework that owns its memory shrinks and grows it for an adapter
 //! ```
 //!
 //! Frameworks use it.
 
 pub mod checkpoint;
+pub mod saved;
 
 pub use checkpoint::Checkpoint;
+pub use saved::Saved;
 
 use crate::engine::Engine;
 use crate::error::Result;

@@ -198,6 +198,12 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
     /// The most bytes one registration may have.
     fn registration_max(&self) -> Bytes;
 
+    /// The device's address on the PCI bus, such as `0000:3b:00.0`; `None` where it has none. It
+    /// says which part of the host's memory is near.
+    fn pci_address(&self) -> Option<String> {
+        None
+    }
+
     /// Must there be memory behind what is registered? Page-locking says yes, and its memory is
     /// touched first and counts against the machine's. Where devices never reach the bytes, address
     /// space will do.

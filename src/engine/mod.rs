@@ -152,6 +152,14 @@ impl Engine {
         &self.options
     }
 
+    /// Sets the bounds of device bytes that are not given back yet, and of those fetched ahead.
+    /// What is over a new bound already is not taken back: it goes as it would have gone.
+    pub fn set_windows(&mut self, unreleased_bytes_max: Bytes, prefetch_bytes_max: Bytes) {
+        self.options.unreleased_bytes_max = unreleased_bytes_max;
+        self.options.prefetch_bytes_max = prefetch_bytes_max;
+        self.prefetcher.set_bytes_max(prefetch_bytes_max);
+    }
+
     /// The device's memory now; `allocated` and `peak` count this engine's own storages, and with
     /// `verify` its sums.
     ///

@@ -34,7 +34,8 @@ impl Ledger {
                 size += self.space.size(id);
                 id = self.space.after(id);
             }
-            assert_eq!(size, seat.arena.len(), "the chunks of an arena cover it");
+            assert_eq!(size, seat.size, "the chunks of an arena cover it");
+            assert!(size <= seat.arena.len(), "what is not page-locked is in no books");
         }
         let mut listed = 0;
         for (on, &list) in self.idle.iter().enumerate() {

@@ -86,6 +86,13 @@ impl Machine {
         self.available().into_iter().chain(self.cgroup_left()).min()
     }
 
+    /// Bytes of the huge pages that the machine's owner set aside and nobody uses.
+    pub(super) fn reserved_huge(&self) -> u64 {
+        let free = "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+        let free = self.root.as_ref().and_then(|root| fs::read_to_string(root.join(free)).ok());
+        free.and_then(|text| text.trim().parse().ok()).map_or(0, |pages: u64| pages << 21)
+    }
+
     /// `MemAvailable` in bytes.
     fn available(&self) -> Option<u64> {
         let text = fs::read_to_string(self.root.as_ref()?.join("proc/meminfo")).ok()?;

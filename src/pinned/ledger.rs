@@ -24,6 +24,7 @@
 
 use super::arena::Arena;
 use super::class::{SHELVES, shelf};
+use super::reservation::Job;
 use super::space::{List, NONE, Space, Thread, Use};
 use super::stats::Counts;
 use crate::backend::Fence;
@@ -67,6 +68,17 @@ pub(super) struct Account {
 pub(super) struct Seat {
     pub(super) arena: Arc<Arena>,
     pub(super) first: u32,
+    /// What of the arena is in the books.
+    pub(super) size: u64,
+    /// More of it is on the way.
+    pub(super) filling: bool,
+}
+
+impl Seat {
+    /// May it go? No byte of it is in use, and nobody is at work on it.
+    fn is_unused(&self, space: &Space) -> bool {
+        !self.filling && space.is_whole(self.first)
+    }
 }
 
 /// What `lend` found.
@@ -95,6 +107,14 @@ pub(super) struct Ledger {
     pub(super) block_max: usize,
     pub(super) step: u64,
     pub(super) closed: bool,
+    /// Somebody pins; nobody else does meanwhile.
+    pub(super) pinning: bool,
+    /// Bytes that somebody pins, or is going to, and that are not in the books yet.
+    pub(super) promised: u64,
+    /// Bytes that have left the books and may still be page-locked.
+    pub(super) leaving: u64,
+    /// The background reservation, as long as it runs.
+    pub(super) job: Option<Arc<Job>>,
     pub(super) counts: Counts,
     /// The last ticket given out.
     pub(super) ticket: u64,
@@ -115,6 +135,10 @@ impl Ledger {
             block_max,
             step,
             closed,
+            pinning: false,
+            promised: 0,
+            leaving: 0,
+            job: None,
             counts: Counts::default(),
             ticket: 0,
             turn: 0,
@@ -151,24 +175,33 @@ impl Ledger {
         self.accounts.remove(slot as usize);
     }
 
-    /// Adds an arena's bytes.
-    pub(super) fn seat(&mut self, arena: Arena) {
-        let size = arena.len();
+    /// Adds the first `size` bytes of an arena, and says its seat.
+    pub(super) fn seat(&mut self, arena: &Arc<Arena>, size: u64, filling: bool) -> usize {
         let entry = self.seats.vacant_entry();
-        let first = self.space.add(entry.key() as u32, size);
-        entry.insert(Seat { arena: Arc::new(arena), first });
+        let key = entry.key();
+        let first = self.space.add(key as u32, size);
+        entry.insert(Seat { arena: Arc::clone(arena), first, size, filling });
+        key
     }
 
-    /// Takes out the arenas of which no byte is in use.
+    /// Adds what of an arena is page-locked by now.
+    pub(super) fn extend(&mut self, key: usize, size: u64) {
+        let seat = &mut self.seats[key];
+        self.space.extend(key as u32, size - seat.size);
+        seat.size = size;
+    }
+
+    /// Takes out the arenas of which no byte is in use. They are `leaving` until they are gone.
     pub(super) fn unseat(&mut self) -> Vec<Arc<Arena>> {
         self.flush();
         let space = &self.space;
-        let whole = |(key, seat): (usize, &Seat)| space.is_whole(seat.first).then_some(key);
+        let whole = |(key, seat): (usize, &Seat)| seat.is_unused(space).then_some(key);
         let keys: Vec<usize> = self.seats.iter().filter_map(whole).collect();
         let seats = keys.into_iter().map(|key| self.seats.remove(key));
         let seats: Vec<Seat> = seats.collect();
         for seat in &seats {
             self.space.remove(seat.first);
+            self.leaving += seat.size;
         }
         self.counts.trims += seats.len() as u64;
         seats.into_iter().map(|seat| seat.arena).collect()
@@ -176,8 +209,8 @@ impl Ledger {
 
     /// Bytes of the arenas of which no byte is in use; true right after [`Ledger::flush`].
     pub(super) fn unused(&self) -> u64 {
-        let whole = self.seats.iter().filter(|(_, seat)| self.space.is_whole(seat.first));
-        whole.map(|(_, seat)| seat.arena.len()).sum()
+        let whole = self.seats.iter().filter(|(_, seat)| seat.is_unused(&self.space));
+        whole.map(|(_, seat)| seat.size).sum()
     }
 
     /// Lends a block without asking anybody: idle of that size, own busy of that size, or split.

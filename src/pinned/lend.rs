@@ -28,7 +28,7 @@ use super::busy::Doubt;
 use super::class;
 use super::ledger::{Ledger, Loan};
 use super::space::Use;
-use super::{Inner, grow};
+use super::{Growth, Inner, grow};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{Bytes, EventId, Name};
 use std::fmt;
@@ -57,6 +57,7 @@ pub struct Client {
     /// Events taken out of the pool and not handed on yet.
     home: Vec<EventId>,
     doubts: Vec<Doubt>,
+    growth: Growth,
 }
 
 /// A block lent.
@@ -85,7 +86,7 @@ pub struct Refused {
 
 impl Client {
     pub(super) fn new(inner: Arc<Inner>, slot: u32, tag: u32) -> Client {
-        Client { inner, slot, tag, home: Vec::new(), doubts: Vec::new() }
+        Client { inner, slot, tag, home: Vec::new(), doubts: Vec::new(), growth: Growth::Allowed }
     }
 
     /// Lends a block of at least `len` bytes: an idle one of that size; one of this client's own
@@ -194,6 +195,11 @@ impl Client {
         Ok(Bytes(bytes))
     }
 
+    /// Says whether this client's lends may still grow the pool.
+    pub fn set_growth(&mut self, growth: Growth) {
+        self.growth = growth;
+    }
+
     /// Bytes nobody else can have because of this client: lent, busy and quarantined.
     pub fn held(&self) -> Bytes {
         Bytes(self.inner.lock().accounts[self.slot as usize].held)
@@ -257,7 +263,7 @@ impl Client {
                 return Ok(loan);
             }
         }
-        let grown = grow::lend(&self.inner, room, lend);
+        let grown = grow::lend(&self.inner, room, self.growth, lend);
         if grown.is_err() {
             self.inner.lock().counts.lends_refused += 1;
         }

@@ -33,27 +33,34 @@ mod class;
 mod grow;
 mod ledger;
 mod lend;
+mod numa;
 mod options;
+mod reservation;
+mod reserve;
 mod space;
 mod stats;
 
 pub use block::Block;
 pub use budget::Budget;
 pub use lend::{Client, Lent, Refused};
+pub use numa::Numa;
 pub use options::{Growth, PoolOptions};
+pub use reservation::{Progress, Reservation, State};
 pub use stats::{Counts, LentRow, Report, Stats};
 
 use crate::backend::{Fence, Pinner};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
-use arena::Arena;
+use arena::{Arena, Crew, Pages};
 use budget::Machine;
 use busy::Doubt;
 use ledger::Ledger;
+use numa::Node;
+use rustix::process::{Pid, getpid};
 use space::Use;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Bytes of all pools of this process that stay page-locked for good: nobody could say that no copy
 /// uses them, or the driver refused to let them go.
@@ -71,10 +78,15 @@ pub struct PinnedPool {
 /// What clones, clients and blocks share.
 pub(in crate::pinned) struct Inner {
     ledger: Mutex<Ledger>,
-    /// Held by the one thread that pins.
-    growing: Mutex<()>,
+    /// Somebody who pins has got further, or is done.
+    turned: Condvar,
     pinner: Arc<dyn Pinner>,
     machine: Machine,
+    /// Where the pinner's device is near, if that matters.
+    node: Option<Node>,
+    pages: Arc<Pages>,
+    /// The process that opened the pool.
+    pid: Pid,
     budget: Bytes,
     /// Bytes of arenas that are gone from the books and yet stay page-locked.
     leaked: Arc<AtomicU64>,
@@ -96,9 +108,18 @@ impl PinnedPool {
         let budget = machine.budget(options.budget, options.margin_bytes, options.ranks()?)?;
         let closed = options.growth == Growth::Closed;
         let ledger = Ledger::new(options.block_max, options.arena_bytes.get(), closed);
-        let (ledger, growing) = (Mutex::new(ledger), Mutex::new(()));
-        let leaked = Arc::default();
-        let inner = Inner { ledger, growing, pinner, machine, budget, leaked, options };
+        let inner = Inner {
+            ledger: Mutex::new(ledger),
+            turned: Condvar::new(),
+            node: Node::find(options.numa, &options.machine_root, pinner.pci_address().as_deref()),
+            pages: Arc::default(),
+            pid: getpid(),
+            leaked: Arc::default(),
+            pinner,
+            machine,
+            budget,
+            options,
+        };
         Ok(PinnedPool { inner: Arc::new(inner) })
     }
 
@@ -126,7 +147,8 @@ impl PinnedPool {
         self.inner.budget
     }
 
-    /// Allows or closes growth inside `lend`.
+    /// Allows or closes growth inside `lend`, for all clients: closed, none of them grows the pool,
+    /// whatever [`Client::set_growth`] said.
     pub fn set_growth(&self, growth: Growth) {
         self.inner.lock().closed = growth == Growth::Closed;
     }
@@ -138,6 +160,17 @@ impl PinnedPool {
     /// `OverBudget`, `OutOfMemory`, or the pinner's error; nothing changed then.
     pub fn reserve(&self, len: Bytes) -> Result<Bytes> {
         grow::reserve(&self.inner, len)
+    }
+
+    /// As [`PinnedPool::reserve`], by a thread of its own: returns at once. Each piece can be lent
+    /// as soon as it is page-locked, the first one within milliseconds. All of it is taken out of
+    /// the budget now. A `lend` that may grow the pool waits for a piece rather than pin itself.
+    ///
+    /// # Errors
+    /// `OverBudget`; `Busy` while another one runs; `Io` where the system gives no thread. What is
+    /// refused later is told by [`Reservation::progress`] and [`Reservation::wait`].
+    pub fn reserve_in_background(&self, len: Bytes) -> Result<Reservation> {
+        reserve::start(&self.inner, len)
     }
 
     /// Gives arenas of which no byte is in use back to the system. Returns their bytes.
@@ -183,6 +216,8 @@ impl Inner {
         Stats {
             budget: self.budget,
             pinned: Bytes(ledger.space.total()),
+            reserving: ledger.job.as_ref().map_or(Bytes::ZERO, |job| job.missing()),
+            node: self.node.as_ref().map(|node| node.number),
             lent: bytes(Use::Lent),
             free: bytes(Use::Free) + bytes(Use::Idle),
             busy: bytes(Use::Busy),
@@ -192,6 +227,18 @@ impl Inner {
             blocks: ledger.blocks,
             leaked_on_purpose: Bytes(self.leaked.load(Ordering::Relaxed)),
             counts: ledger.counts,
+        }
+    }
+
+    /// Who touches the pages of an arena of `len` bytes.
+    fn crew(&self, len: u64, threads_max: usize) -> Crew {
+        Crew {
+            threads_max,
+            backed: self.pinner.needs_memory(),
+            node: self.node.clone(),
+            pages: Arc::clone(&self.pages),
+            reserved: self.options.reserved_huge_pages && self.machine.reserved_huge() >= len,
+            dumped: self.options.dump,
         }
     }
 

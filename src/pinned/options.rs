@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 use super::budget::Budget;
+use super::numa::Numa;
 use crate::error::{Error, Misuse, Result};
 use crate::unit::Bytes;
 use std::path::PathBuf;
@@ -22,6 +23,8 @@ pub enum Growth {
     /// It may: while a job warms up.
     #[default]
     Allowed,
+    /// It may, though the job is warm, and that is counted apart.
+    Late,
     /// It may not: what does not fit is refused at once. `reserve` still grows.
     Closed,
 }
@@ -42,10 +45,20 @@ pub struct PoolOptions {
     pub arena_bytes_max: Bytes,
     /// The most arenas.
     pub arena_max: usize,
+    /// Bytes of an arena's first registration; each further one is twice as large.
+    pub piece_bytes: Bytes,
     /// The most bytes of one registration; the pinner may allow less.
     pub piece_bytes_max: Bytes,
-    /// The most threads that touch a new arena's pages.
+    /// The most threads that touch a new arena's pages while somebody waits for it.
     pub touch_threads_max: usize,
+    /// The most that do so in the background.
+    pub background_threads_max: usize,
+    /// Which node's memory to take.
+    pub numa: Numa,
+    /// Take huge pages that the machine's owner set aside, where there are enough of them.
+    pub reserved_huge_pages: bool,
+    /// Are the pool's bytes part of a core dump?
+    pub dump: bool,
     /// The most clients at a time.
     pub client_max: usize,
     /// The most blocks that are lent, busy or quarantined at a time.
@@ -71,8 +84,13 @@ impl Default for PoolOptions {
             arena_bytes: Bytes::mib(64),
             arena_bytes_max: Bytes::gib(1),
             arena_max: 4096,
+            piece_bytes: Bytes::mib(64),
             piece_bytes_max: Bytes::gib(1),
             touch_threads_max: 16,
+            background_threads_max: 4,
+            numa: Numa::Near,
+            reserved_huge_pages: true,
+            dump: true,
             client_max: 64,
             block_max: 1 << 20,
             fence_calls_max: 16,
@@ -94,6 +112,7 @@ impl PoolOptions {
             (self.arena_bytes_max < self.arena_bytes, "arena_bytes_max is below arena_bytes"),
             (self.arena_bytes_max > Bytes::gib(1 << 20), "arena_bytes_max is over 1 PiB"),
             (self.arena_max == 0, "arena_max is zero"),
+            (self.piece_bytes < Bytes::kib(4), "piece_bytes is below 4 KiB"),
             (self.piece_bytes_max < Bytes::kib(4), "piece_bytes_max is below 4 KiB"),
             (self.client_max == 0, "client_max is zero"),
             (self.block_max == 0, "block_max is zero"),

@@ -80,6 +80,8 @@ struct Chunk {
 #[derive(Debug)]
 pub(super) struct Space {
     chunks: Vec<Chunk>,
+    /// The last chunk of each extent.
+    lasts: Vec<u32>,
     vacant: List,
     bins: Box<[List; BINS]>,
     map: [u64; BINS.div_ceil(64)],
@@ -91,6 +93,7 @@ impl Space {
     pub(super) fn new() -> Space {
         Space {
             chunks: Vec::new(),
+            lasts: Vec::new(),
             vacant: List::EMPTY,
             bins: Box::new([List::EMPTY; BINS]),
             map: [0; BINS.div_ceil(64)],
@@ -146,10 +149,37 @@ impl Space {
             links: [Link { prev: NONE, next: NONE }; 2],
             used: Use::Free,
         });
+        if self.lasts.len() <= extent as usize {
+            self.lasts.resize(extent as usize + 1, NONE);
+        }
+        self.lasts[extent as usize] = id;
         self.total += size;
         self.bytes[Use::Free as usize] += size;
         self.shelve(id);
         id
+    }
+
+    /// Adds `more` free bytes at an extent's end.
+    pub(super) fn extend(&mut self, extent: u32, more: u64) {
+        let last = self.lasts[extent as usize];
+        self.total += more;
+        self.bytes[Use::Free as usize] += more;
+        if self.used(last) == Use::Free {
+            self.unshelve(last);
+            self.chunks[last as usize].size += more;
+            return self.shelve(last);
+        }
+        let whole = self.chunks[last as usize].clone();
+        let id = self.number(Chunk {
+            offset: whole.offset + whole.size,
+            size: more,
+            before: last,
+            used: Use::Free,
+            ..whole
+        });
+        self.chunks[last as usize].after = id;
+        self.lasts[extent as usize] = id;
+        self.shelve(id);
     }
 
     /// Is the extent whose first chunk this is one free chunk?
@@ -338,19 +368,21 @@ impl Space {
         });
         self.chunks[id as usize].size = room;
         self.chunks[id as usize].after = rest;
-        if whole.after != NONE {
-            self.chunks[whole.after as usize].before = rest;
+        match whole.after {
+            NONE => self.lasts[whole.extent as usize] = rest,
+            after => self.chunks[after as usize].before = rest,
         }
         self.shelve(rest);
     }
 
     /// Adds `right` to `left`, its neighbour before; both are free and in no bin.
     fn absorb(&mut self, left: u32, right: u32) {
-        let Chunk { size, after, .. } = self.chunks[right as usize];
+        let Chunk { size, after, extent, .. } = self.chunks[right as usize];
         self.chunks[left as usize].size += size;
         self.chunks[left as usize].after = after;
-        if after != NONE {
-            self.chunks[after as usize].before = left;
+        match after {
+            NONE => self.lasts[extent as usize] = left,
+            after => self.chunks[after as usize].before = left,
         }
         self.forget(right);
     }

@@ -30,14 +30,24 @@ pub struct Counts {
     pub fence_calls: u64,
     /// Arenas added by `lend`.
     pub growths: u64,
+    /// Of these, added though the client was warm: [`Growth::Late`](super::Growth::Late).
+    pub late_growths: u64,
     /// Of these, added while growth was closed; stays 0.
     pub grown_after_close: u64,
     /// Arenas added by `reserve`.
     pub reserves: u64,
+    /// Arenas begun by background reservations that are over.
+    pub background_reserves: u64,
     /// Arenas given back to the system.
     pub trims: u64,
-    /// Wall time spent in mapping, touching and page-locking.
+    /// Wall time that callers spent in mapping, touching and page-locking.
     pub pin_time: Duration,
+    /// Wall time of background reservations that are over.
+    pub background_pin_time: Duration,
+    /// Pages of new arenas about which the kernel said on which node they lie.
+    pub pages_asked: u64,
+    /// Of these, on the device's node.
+    pub pages_near: u64,
 }
 
 /// A pool at one moment.
@@ -47,6 +57,10 @@ pub struct Stats {
     pub budget: Bytes,
     /// Page-locked now.
     pub pinned: Bytes,
+    /// What a background reservation is still going to page-lock.
+    pub reserving: Bytes,
+    /// The node whose memory is taken; `None` where all memory is as near, or nobody can say.
+    pub node: Option<u32>,
     /// With borrowers, in rounded sizes.
     pub lent: Bytes,
     /// Neither lent nor busy nor quarantined.

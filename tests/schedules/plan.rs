@@ -152,7 +152,9 @@ pub(crate) enum Verb {
     Flush,
     Step,
     MarkStep,
+    Prefetch,
     Cancel,
+    Again,
     Take,
     Release,
     Drop,
@@ -162,7 +164,7 @@ pub(crate) enum Verb {
 }
 
 /// Each verb, and how often it comes beside the others where a run does not prefer any.
-const VERBS: [(Verb, u64); 17] = [
+const VERBS: [(Verb, u64); 19] = [
     (Verb::Add, 44),
     (Verb::Evict, 56),
     (Verb::Acquire, 20),
@@ -173,7 +175,9 @@ const VERBS: [(Verb, u64); 17] = [
     (Verb::Flush, 14),
     (Verb::Step, 6),
     (Verb::MarkStep, 4),
+    (Verb::Prefetch, 8),
     (Verb::Cancel, 8),
+    (Verb::Again, 6),
     (Verb::Take, 6),
     (Verb::Release, 14),
     (Verb::Drop, 8),

@@ -219,6 +219,68 @@ impl Machine<'_> {
         panic!("nothing goes: {:?}", self.engine);
     }
 
+    /// Fetches an item ahead although nobody expects it. Says whether that was begun.
+    fn prefetch(&mut self, i: usize, s: usize) -> Go<bool> {
+        let is_away = self.state(i) == Residency::Evicted(Tier::Host);
+        if self.items[i].is_owned || !is_away {
+            return Ok(false);
+        }
+        let (id, len) = (self.items[i].handle.id(), self.items[i].len);
+        let Some(target) = self.take(s, len)? else { return Ok(false) };
+        let result = self.engine.lock().prefetch(id, target, self.bench.streams[s].engine);
+        match result {
+            Ok(()) => {
+                self.items[i].range = Some(target);
+                Ok(true)
+            }
+            Err(error) => {
+                is_expected(self.plan, error)?;
+                assert_eq!(self.state(i), Residency::Evicted(Tier::Host));
+                self.give(s, target).map(|()| false)
+            }
+        }
+    }
+
+    /// Sends an item off and waits until its bytes may go.
+    fn send(&mut self, i: usize, s: usize) -> Go {
+        self.evict(i, s)?;
+        self.flush(s)?;
+        // Once for the copy, once for the fence behind it.
+        for _ in 0..2 {
+            insist(self.plan, || self.bench.sim.sync())?;
+            self.pull(s)?;
+        }
+        Ok(())
+    }
+
+    /// A fetch that is given up at once, and a reader on another stream that comes all the same:
+    /// two copy-ins from one block on two lanes. Then the block goes, and another storage comes.
+    fn again(&mut self, i: usize, s: usize) -> Go {
+        let is_there = matches!(self.state(i), Residency::Resident | Residency::Evicting);
+        if is_there && !self.items[i].is_owned {
+            self.send(i, s)?;
+        }
+        if !self.prefetch(i, s)? {
+            return Ok(());
+        }
+        self.cancel(i, s)?;
+        let next = (s + 1) % self.bench.streams.len();
+        if self.state(i) != Residency::Evicted(Tier::Host) || !self.read(i, next)? {
+            return Ok(());
+        }
+        self.stream = next;
+        if self.dice.rarely(2) {
+            self.take_copy(i)?;
+        } else {
+            self.release(i, next)?;
+        }
+        if self.items.is_empty() {
+            return Ok(());
+        }
+        let other = self.dice.below(self.items.len() as u64) as usize;
+        self.evict(other, next)
+    }
+
     fn cancel(&mut self, i: usize, s: usize) -> Go {
         let on = self.bench.streams[s].engine;
         let id = self.items[i].handle.id();
@@ -335,7 +397,9 @@ impl Machine<'_> {
                 let marked = self.engine.lock().mark_step();
                 self.allowed(marked).map(|_| ())
             }
+            Verb::Prefetch => self.prefetch(i, s).map(|_| ()),
             Verb::Cancel => self.cancel(i, s),
+            Verb::Again => self.again(i, s),
             Verb::Take => self.take_copy(i),
             Verb::Release => self.release(i, s),
             Verb::Drop => self.drop_handle(i, s),

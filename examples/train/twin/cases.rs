@@ -123,6 +123,9 @@ pub(super) fn shape(tokens: u64, hidden: u64, element: u64) -> Shape {
 
 /// Half a last bit of bf16, with some room for the sums' own order.
 const NEAREST: f64 = 4.2e-3;
+/// cuBLAS rounds a sum to bf16 before it adds what is there, and then once more (seen on an H200
+/// for every shape). The sum may be some times as large as the results' mean size.
+const TWICE: f64 = 5.0 * NEAREST;
 /// A whole one.
 const BY_CHANCE: f64 = 8.2e-3;
 const SINGLE: f64 = 1e-4;
@@ -308,22 +311,23 @@ fn products(tokens: u64, hidden: u64) -> Vec<Case> {
     fn size(shape: &Shape) -> Size {
         Size { m: shape.tokens, n: columns(shape), k: shape.hidden }
     }
-    let case = |name, start: fn(u64) -> Tensor, launch| {
+    let case = |name, allowed, start: fn(u64) -> Tensor, launch| {
         let tensors: Make = Box::new(move |shape: &Shape| {
             let (a, b) = (number(1, shape.boundary()), number(2, shape.hidden * columns(shape)));
             vec![a, b, start(shape.tokens * columns(shape))]
         });
-        Case { name, tokens, hidden, allowed: NEAREST, tensors, launch }
+        Case { name, tokens, hidden, allowed, tensors, launch }
     };
     vec![
-        case("product", blank, |queue, shape, at| {
+        case("product", NEAREST, blank, |queue, shape, at| {
             product(queue, plain(at[0]), transposed(at[1]), at[2], size(shape))
         }),
-        case("product", blank, |queue, shape, at| {
+        case("product", NEAREST, blank, |queue, shape, at| {
             product(queue, transposed(at[0]), plain(at[1]), at[2], size(shape))
         }),
         case(
             "product_add",
+            TWICE,
             |len| number(3, len),
             |queue, shape, at| product_add(queue, plain(at[0]), plain(at[1]), at[2], size(shape)),
         ),

@@ -36,6 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(super) struct Context {
     pub(super) driver: &'static Driver,
     pub(super) about: About,
+    pub(super) pci_address: String,
     pub(super) pool: Mutex<Pool>,
     pub(super) kernels: Mutex<Kernels>,
     device: CUdevice,
@@ -104,8 +105,9 @@ impl Context {
         let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let pool = Mutex::new(Pool::new(probe.attribute(pools)? != 0));
         let kernels = Mutex::new(Kernels::default());
+        let pci_address = probe.pci_address()?;
         let raw = probe.retain()?;
-        Ok(Context { driver, about, pool, kernels, device: probe.device, raw, latch })
+        Ok(Context { driver, about, pci_address, pool, kernels, device: probe.device, raw, latch })
     }
 
     /// Is the handle this context's?
@@ -273,6 +275,17 @@ impl Probe {
         let driver = self.driver.version();
         let device = DeviceId(ordinal);
         Ok(About { device, name, driver, simulated: false, memory: Bytes(memory as u64) })
+    }
+
+    /// As the system's folders name it.
+    fn pci_address(&self) -> Result<String> {
+        let [domain, bus, slot] = [
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
+        ]
+        .map(|which| self.attribute(which));
+        Ok(format!("{:04x}:{:02x}:{:02x}.0", domain?, bus?, slot?))
     }
 
     /// One hold on the primary context, given back in the context's `Drop`, or never.

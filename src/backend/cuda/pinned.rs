@@ -120,6 +120,10 @@ impl Pinner for CudaPinner {
     fn registration_max(&self) -> Bytes {
         REGISTRATION_MAX
     }
+
+    fn pci_address(&self) -> Option<String> {
+        Some(self.context.pci_address.clone())
+    }
 }
 
 /// Devices must reach the memory by the host's own address: one `PinnedPtr` serves all of them.

@@ -1,0 +1,118 @@
+//! The host's time for one `evict` and one `refill`, beside the raw driver calls that they make.
+//!
+//! What it is not: a device's time. The copies are small, and the device keeps up.
+//!
+//! Invariant: everything a verb does is in its time, and nothing else is; the raw calls are those
+//! that the verb makes, in the same order, on the same kinds of streams and events.
+//!
+//! ```text
+//!   evict    record(compute) wait(lane) copy record(lane)
+//!   refill   record(compute) wait(lane) copy record(lane) wait(compute)
+//! ```
+//!
+//! `main` uses it.
+
+use crate::rig::{Plan, Rig, pieces, refused};
+use crate::{Bench, Better, Row, pairs};
+use lightering::backend::Backend;
+use lightering::{Bytes, Error, Misuse, Result};
+use std::time::{Duration, Instant};
+
+/// Copies of one batch: few enough that no queue of the driver is full.
+const BATCH: usize = 128;
+const BYTES: Bytes = Bytes::kib(64);
+
+/// Microseconds a call; and, beside one millisecond, the longest call there was.
+pub(crate) fn latency(bench: &Bench) -> Result<Vec<Row>> {
+    let mut rig = bench.rig(&Plan::new(BYTES, BATCH))?;
+    if rig.driver.is_none() {
+        rig.close()?;
+        return Ok(Vec::new());
+    }
+    let row = |name: &str| Row::new(format!("latency.{name}"), "us", Better::Lower);
+    let (mut evict, mut refill, mut longest) = (row("evict"), row("refill"), row("longest"));
+    let each = |time: Duration| time.as_secs_f64() * 1e6 / BATCH as f64;
+    for (ours, raw) in pairs(&mut rig, bench.pairs, Rig::ours_calls, Rig::raw_calls)? {
+        evict.pairs.push((each(ours.evict), each(raw.evict)));
+        refill.pairs.push((each(ours.refill), each(raw.refill)));
+        longest.pairs.push((ours.longest.as_secs_f64() * 1e6, 1000.0));
+    }
+    rig.close()?;
+    Ok(vec![evict, refill, longest])
+}
+
+/// Times of a batch.
+#[derive(Default)]
+struct Calls {
+    evict: Duration,
+    refill: Duration,
+    longest: Duration,
+}
+
+impl Rig {
+    fn ours_calls(&mut self) -> Result<Calls> {
+        let mut calls = Calls::default();
+        let storages = self.adopt()?;
+        self.backend.sync()?;
+        let batch = Instant::now();
+        let mut before = batch.elapsed();
+        for storage in &storages {
+            self.engine.evict(storage.id(), self.on)?;
+            let after = batch.elapsed();
+            calls.longest = calls.longest.max(after - before);
+            before = after;
+        }
+        calls.evict = before;
+        self.flush()?;
+        self.engine.drain()?;
+        let batch = Instant::now();
+        let mut before = batch.elapsed();
+        for (storage, (range, _)) in storages.iter().zip(&self.raw) {
+            self.engine.refill(storage.id(), *range, self.on)?;
+            let after = batch.elapsed();
+            calls.longest = calls.longest.max(after - before);
+            before = after;
+        }
+        calls.refill = before;
+        self.release(storages)?;
+        Ok(calls)
+    }
+
+    fn raw_calls(&mut self) -> Result<Calls> {
+        let missing = || Error::usage(Misuse::State, "latency");
+        let driver = self.driver.as_ref().ok_or_else(missing)?;
+        let mut events = Vec::with_capacity(2 * BATCH);
+        for _ in 0..2 * BATCH {
+            events.push(driver.create_event().map_err(refused)?);
+        }
+        let (compute, out, back) = (self.compute.raw, self.out.raw, self.back.raw);
+        self.backend.sync()?;
+        let start = Instant::now();
+        for ((range, block), event) in self.raw.iter().zip(events.chunks_exact(2)) {
+            driver.record(event[0], compute).map_err(refused)?;
+            driver.wait(out, event[0]).map_err(refused)?;
+            pieces(block, *range, Bytes::MAX, |host, device| {
+                driver.copy_out(host, device, out).map_err(refused)
+            })?;
+            driver.record(event[1], out).map_err(refused)?;
+        }
+        let evict = start.elapsed();
+        self.backend.sync()?;
+        let start = Instant::now();
+        for ((range, block), event) in self.raw.iter().zip(events.chunks_exact(2)) {
+            driver.record(event[0], compute).map_err(refused)?;
+            driver.wait(back, event[0]).map_err(refused)?;
+            pieces(block, *range, Bytes::MAX, |host, device| {
+                driver.copy_in(device, host, back).map_err(refused)
+            })?;
+            driver.record(event[1], back).map_err(refused)?;
+            driver.wait(compute, event[1]).map_err(refused)?;
+        }
+        let refill = start.elapsed();
+        self.backend.sync()?;
+        for event in events {
+            driver.destroy_event(event).map_err(refused)?;
+        }
+        Ok(Calls { evict, refill, longest: Duration::ZERO })
+    }
+}

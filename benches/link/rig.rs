@@ -1,0 +1,321 @@
+//! The device, the engine, raw lanes beside it, and the kernel that holds them all.
+//!
+//! What it is not: it measures nothing by itself.
+//!
+//! Invariant: while the device is held, everything that is timed is enqueued; so what is timed is
+//! the device's work alone. A run in which the hold was too short says so.
+//!
+//! ```text
+//!   busy     ..held..|gate|                      gate, end: timed events
+//!   compute         wait(gate)  E1 .. ends |end|      the stream that the storages are used on
+//!   lanes                       |== copies ==|
+//! ```
+//!
+//! What is measured uses it.
+
+use crate::busy::{BUSY, GRID, THREADS};
+use crate::driver::{Driver, Refused};
+use lightering::backend::{Arg, Backend, Timing};
+use lightering::pinned::{Block, Client};
+use lightering::trace::Site;
+use lightering::{
+    Acquire, Bytes, DeviceRange, Engine, Error, EventId, Evict, Kind, Misuse, Name, Options,
+    PinnedPool, PinnedRange, Result, Storage, StreamId,
+};
+use std::ops::Range;
+
+/// A stream by its two names.
+#[derive(Clone, Copy)]
+pub(crate) struct Stream {
+    pub(crate) id: StreamId,
+    pub(crate) raw: usize,
+}
+
+/// What a rig is made for.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    /// Bytes of a storage, and how many there are.
+    pub(crate) bytes: Bytes,
+    pub(crate) count: usize,
+    pub(crate) options: Options,
+}
+
+impl Plan {
+    /// Lanes that nothing bounds but the trunks.
+    pub(crate) fn new(bytes: Bytes, count: usize) -> Plan {
+        let options = Options {
+            unreleased_bytes_max: Bytes::MAX,
+            prefetch_bytes_max: Bytes::MAX,
+            prefetch_count_max: count,
+            transfers_max: 4 * count.max(256),
+            events_max: 16 * count.max(512),
+            ..Options::default()
+        };
+        Plan { bytes, count, options }
+    }
+
+    pub(crate) fn trunks(mut self, trunk_bytes_max: Bytes) -> Plan {
+        self.options.trunk_bytes_max = trunk_bytes_max;
+        self
+    }
+}
+
+/// How raw copies are cut.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut {
+    /// Into pieces of at most this many bytes.
+    pub(crate) trunk: Bytes,
+    /// An event recorded on the lane after each.
+    pub(crate) mark: Option<EventId>,
+}
+
+/// One call for each copy.
+pub(crate) const WHOLE: Cut = Cut { trunk: Bytes::MAX, mark: None };
+
+/// One device with two users: this program, and the engine.
+pub(crate) struct Rig {
+    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) engine: Engine,
+    /// The driver's own calls; none on a simulated device.
+    pub(crate) driver: Option<Driver>,
+    client: Client,
+    numbers: DeviceRange,
+    pub(crate) busy: StreamId,
+    /// The stream the storages are used on, for this program and for the engine.
+    pub(crate) compute: Stream,
+    pub(crate) on: StreamId,
+    pub(crate) out: Stream,
+    pub(crate) back: Stream,
+    gate: EventId,
+    end: EventId,
+    copied: EventId,
+    link: EventId,
+    /// What the raw lanes copy; the storages have the same device bytes.
+    pub(crate) raw: Vec<(DeviceRange, Block)>,
+    hold_rounds: u32,
+    /// Runs whose gate had opened before all was enqueued.
+    pub(crate) unheld: u32,
+}
+
+/// Rounds of the holding kernel for each copy that is enqueued behind it, and for all else.
+const ROUNDS_EACH: u32 = 3_000;
+const ROUNDS_LEAST: u32 = 300_000;
+
+impl Rig {
+    pub(crate) fn new(
+        [mut backend, device]: [Box<dyn Backend>; 2],
+        pool: &PinnedPool,
+        plan: &Plan,
+    ) -> Result<Rig> {
+        let about = backend.about();
+        let mut engine = Engine::new(device, pool, plan.options.clone())?;
+        let mut client = pool.client(backend.fence(), Bytes::MAX)?;
+        let driver = match about.simulated {
+            true => None,
+            false => Some(Driver::open(about.device.0).map_err(refused)?),
+        };
+        let mut stream = || -> Result<Stream> {
+            let id = backend.create_stream()?;
+            Ok(Stream { id, raw: backend.raw_stream(id)? })
+        };
+        let (busy, compute, out, back) = (stream()?.id, stream()?, stream()?, stream()?);
+        let on = engine.adopt_stream(compute.raw)?;
+        let gate = backend.create_event(Timing::On)?;
+        let end = backend.create_event(Timing::On)?;
+        let copied = backend.create_event(Timing::On)?;
+        let link = backend.create_event(Timing::Off)?;
+        let mut take = |len| DeviceRange::new(backend.alloc_device(len, busy)?, len);
+        let numbers = take(Bytes(THREADS * 4))?;
+        let mut raw = Vec::with_capacity(plan.count);
+        for _ in 0..plan.count {
+            let mut block = client.lend(plan.bytes, Name::new("raw"))?.block;
+            block.mark_written(plan.bytes)?;
+            raw.push((take(plan.bytes)?, block));
+        }
+        backend.sync()?;
+        let hold_rounds = ROUNDS_LEAST + ROUNDS_EACH * plan.count as u32;
+        Ok(Rig {
+            backend,
+            engine,
+            driver,
+            client,
+            numbers,
+            busy,
+            compute,
+            on,
+            out,
+            back,
+            gate,
+            end,
+            copied,
+            link,
+            raw,
+            hold_rounds,
+            unheld: 0,
+        })
+    }
+
+    /// Bytes of all storages.
+    pub(crate) fn all(&self) -> f64 {
+        self.raw.iter().map(|(range, _)| range.len().0 as f64).sum()
+    }
+
+    /// Holds the compute stream and the raw lanes until the gate opens.
+    pub(crate) fn hold(&mut self) -> Result<()> {
+        self.backend.sync()?;
+        let hold = [Arg::Update(self.numbers), Arg::U32(self.hold_rounds)];
+        self.backend.launch(&BUSY, GRID, &hold, self.busy)?;
+        self.backend.record(self.gate, self.busy)?;
+        for stream in [self.compute, self.out, self.back] {
+            self.backend.wait(stream.id, self.gate, Site::Outside)?;
+        }
+        Ok(())
+    }
+
+    /// Orders a stream behind another's work until now.
+    pub(crate) fn follow(&mut self, later: StreamId, earlier: StreamId) -> Result<()> {
+        self.backend.record(self.link, earlier)?;
+        self.backend.wait(later, self.link, Site::Outside)
+    }
+
+    /// Seconds from the gate until all that was enqueued on `last` is done.
+    pub(crate) fn let_go(&mut self, last: StreamId) -> Result<f64> {
+        self.backend.record(self.end, last)?;
+        self.unheld += u32::from(self.backend.query(self.gate, Site::Outside)?);
+        self.backend.sync()?;
+        Ok(self.backend.elapsed(self.gate, self.end)?.as_secs_f64())
+    }
+
+    /// As [`Rig::let_go`]; and, first, seconds until what was enqueued on `copies` is done.
+    pub(crate) fn let_both_go(&mut self, copies: StreamId, last: StreamId) -> Result<[f64; 2]> {
+        self.backend.record(self.copied, copies)?;
+        let all = self.let_go(last)?;
+        Ok([self.backend.elapsed(self.gate, self.copied)?.as_secs_f64(), all])
+    }
+
+    /// Enqueues raw copies of what `range` names, as `cut` says.
+    pub(crate) fn raw_out(&mut self, range: Range<usize>, cut: Cut) -> Result<()> {
+        for (device, block) in &self.raw[range] {
+            pieces(block, *device, cut.trunk, |host, device| {
+                match &self.driver {
+                    Some(driver) => driver.copy_out(host, device, self.out.raw).map_err(refused),
+                    None => self.backend.copy_out(host, device, self.out.id),
+                }?;
+                cut.mark.map_or(Ok(()), |mark| self.backend.record(mark, self.out.id))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// As [`Rig::raw_out`], back, the last one first.
+    pub(crate) fn raw_in(&mut self, range: Range<usize>, cut: Cut) -> Result<()> {
+        for (device, block) in self.raw[range].iter().rev() {
+            pieces(block, *device, cut.trunk, |host, device| {
+                match &self.driver {
+                    Some(driver) => driver.copy_in(device, host, self.back.raw).map_err(refused),
+                    None => self.backend.copy_in(device, host, self.back.id),
+                }?;
+                cut.mark.map_or(Ok(()), |mark| self.backend.record(mark, self.back.id))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Storages over the same device bytes as the raw copies'.
+    pub(crate) fn adopt(&mut self) -> Result<Vec<Storage>> {
+        self.raw.iter().map(|(range, _)| self.engine.adopt(*range, "storage")).collect()
+    }
+
+    /// As many storages of the engine's own memory.
+    pub(crate) fn own(&mut self) -> Result<Vec<Storage>> {
+        let (engine, on) = (&mut self.engine, self.on);
+        self.raw.iter().map(|(range, _)| engine.alloc(range.len(), on, "storage")).collect()
+    }
+
+    pub(crate) fn evict(&mut self, storages: &[Storage]) -> Result<()> {
+        for storage in storages {
+            match self.engine.evict(storage.id(), self.on)? {
+                Evict::Moving(_) => {}
+                other => return Err(unexpected("evict", format!("{other:?}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything evicted is away, as far as the compute stream can tell.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.engine.flush(self.on)?;
+        while self.engine.releasable(self.on)?.is_some() {}
+        Ok(())
+    }
+
+    /// Fetches ahead, the last one first.
+    pub(crate) fn prefetch(&mut self, storages: &[Storage], first: usize) -> Result<()> {
+        for (storage, (range, _)) in storages.iter().zip(&self.raw[first..]).rev() {
+            self.engine.prefetch(storage.id(), *range, self.on)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn acquire(&mut self, storages: &[Storage]) -> Result<()> {
+        for storage in storages.iter().rev() {
+            match self.engine.acquire(storage.id(), self.on)? {
+                Acquire::Ready(_) => {}
+                other => return Err(unexpected("acquire", format!("{other:?}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches on demand, the last one first.
+    pub(crate) fn refill(&mut self, storages: &[Storage]) -> Result<()> {
+        for (storage, (range, _)) in storages.iter().zip(&self.raw).rev() {
+            self.engine.refill(storage.id(), *range, self.on)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release(&mut self, storages: Vec<Storage>) -> Result<()> {
+        for storage in storages {
+            self.engine.release(storage, self.on)?;
+        }
+        self.engine.drain()?;
+        self.engine.mark_step()
+    }
+
+    /// Gives everything back.
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.engine.shutdown()?;
+        self.backend.sync()?;
+        for (range, block) in self.raw {
+            self.client.give_back(block, None)?;
+            self.backend.free_device(range.at(), self.busy)?;
+        }
+        self.backend.free_device(self.numbers.at(), self.busy)?;
+        self.backend.sync()
+    }
+}
+
+pub(crate) fn refused(Refused(what): Refused) -> Error {
+    Error::new(Kind::Io, "raw call").detail(what)
+}
+
+fn unexpected(op: &'static str, what: String) -> Error {
+    Error::usage(Misuse::State, op).detail(what)
+}
+
+/// Calls `copy` for each part of a block that lies in one registration.
+pub(crate) fn pieces(
+    block: &Block,
+    range: DeviceRange,
+    trunk: Bytes,
+    mut copy: impl FnMut(PinnedRange, DeviceRange) -> Result<()>,
+) -> Result<()> {
+    let mut done = Bytes::ZERO;
+    while done < range.len() {
+        let host = block.trunk(done, trunk.min(range.len() - done))?;
+        copy(host, range.part(done, host.len())?)?;
+        done += host.len();
+    }
+    Ok(())
+}

@@ -1,0 +1,228 @@
+"""What every context does: pack and unpack hooks, entered and left any number of times.
+
+What it is: the hooks of one mode over an engine for each device, its figures, its self-test.
+What it is not: a choice of what moves; ``SavedTensors`` and ``HiddenStates`` say that.
+Invariant: a tensor that cannot be moved for whatever reason stays, and the reason is counted. What
+was packed can be unpacked after the context was left, on any thread.
+
+    enter: push hooks     pack(t) --_wants--> Moved | Kept, why     exit: pop, drop what may go
+
+Who may call it: the modes of lightering.torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .. import _native
+from .._subclass import flatten, is_plain
+from ..engine import Engine, Size
+from ._packed import Kept, Moved, Packed, Split, unpack
+from ._report import Counts, Report
+from ._stash import Desk
+
+_hooks = torch.autograd.graph.saved_tensors_hooks
+
+
+def nbytes_of(size: Size) -> int:
+    """A size in bytes.
+
+    Raises:
+        lightering.Usage: it is no size.
+    """
+    return _native.size(size)
+
+
+class Context:
+    """Hooks of one mode. Use a mode, not this."""
+
+    _name = "context"
+
+    def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
+        if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
+            raise ValueError(f"keep_last={keep_last!r}: a count, 0 or more")
+        if placement not in ("cpu", "none"):
+            raise ValueError(f'placement={placement!r}: "cpu" or "none"')
+        if engine is not None and not isinstance(engine, Engine):
+            raise TypeError(f"engine={engine!r}: a lightering.Engine or None")
+        self._keep_last = keep_last
+        self._min_bytes = nbytes_of(min_bytes)
+        self._is_off = placement == "none"
+        self._engine = engine
+        self._modes: dict[torch.device, tuple[Desk, Any]] = {}
+        self._counts = Counts()
+        self._entered = threading.local()
+        self._warned = False
+        if engine is not None:
+            desk = Desk.of(engine)
+            device = torch.device("cpu") if desk.is_simulated else torch.device("cuda", desk.index)
+            self._open(device, desk)
+
+    def _open(self, device: torch.device, desk: Desk) -> tuple[Desk, Any]:
+        mode = (desk, _native.Saved(desk.native, self._keep_last, self._min_bytes))
+        self._modes[device] = mode
+        return mode
+
+    def _mode(self, device: torch.device) -> tuple[Desk, Any] | None:
+        """The engine of a device, with this context's part of it; None where it has none."""
+        found = self._modes.get(device)
+        if found is None and self._engine is None and device.type == "cuda":
+            found = self._open(device, Desk.of(Engine.of(f"cuda:{device.index}")))
+        return found
+
+    def __enter__(self) -> Any:
+        stack = self._stack()
+        if not stack:
+            self._counts = Counts()
+        hooks = None if self._is_off else _hooks(self._pack, unpack)
+        if hooks is not None:
+            hooks.__enter__()
+        stack.append(hooks)
+        if len(stack) == 1:
+            self._start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stack = self._stack()
+        hooks = stack.pop()
+        if hooks is not None:
+            hooks.__exit__(kind, error, trace)
+        if stack:
+            return
+        self._stop()
+        for desk, _ in self._modes.values():
+            desk.flush()
+        if kind is None:
+            self._test_itself()
+
+    def _stack(self) -> list[Any]:
+        if not hasattr(self._entered, "stack"):
+            self._entered.stack = []
+        return self._entered.stack
+
+    def _start(self) -> None:
+        """Entered for the first time in this thread."""
+
+    def _stop(self) -> None:
+        """Left for the last time in this thread."""
+
+    def _wants(self, tensor: torch.Tensor) -> str | None:
+        """None for a tensor that this mode moves; "" for one it is not about; else why not."""
+        raise NotImplementedError
+
+    def _pack(self, tensor: torch.Tensor) -> Packed:
+        """What autograd calls when it saves a tensor."""
+        why = self._wants(tensor)
+        if why is None:
+            if is_plain(tensor):
+                return self._take(tensor)
+            flat = flatten(tensor)
+            if flat is not None:
+                return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
+            why = "unknown kind of tensor"
+        if why:
+            self._counts.stay(tensor.numel() * tensor.element_size(), why)
+        return Kept(tensor)
+
+    def _take(self, tensor: torch.Tensor) -> Kept | Moved:
+        """Packs a plain tensor that the mode wants to move."""
+        nbytes = tensor.numel() * tensor.element_size()
+        mode = self._mode(tensor.device)
+        why = self._obstacle(tensor, nbytes, mode)
+        if why is None and mode is not None:
+            desk, saved = mode
+            stash = desk.find(tensor)
+            if stash is None:
+                try:
+                    stash = desk.pack(saved, self._counts, tensor, self._name)
+                    self._packed(desk, saved)
+                    return Moved(tensor, stash)
+                except (_native.Lost, _native.Closed):
+                    raise
+                except _native.Error as error:
+                    why = _reason(error)
+            elif stash.version == tensor._version:
+                return Moved(tensor, stash)
+            else:
+                why = "edited since it was saved"
+        self._counts.stay(nbytes, why or "other device")
+        return Kept(tensor)
+
+    def _obstacle(self, tensor: torch.Tensor, nbytes: int, mode: Any) -> str | None:
+        """Why a tensor that the mode wants cannot move."""
+        if mode is None:
+            return "other device"
+        if nbytes < max(self._min_bytes, 1):
+            return "too small"
+        if tensor.is_inference():
+            return "inference tensor"
+        if tensor.is_conj() or tensor.is_neg():
+            return "lazy conjugate"
+        if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._warn("a CUDA graph is being captured: tensors stay on the device")
+            return "stream capture"
+        return None
+
+    def _packed(self, desk: Desk, saved: Any) -> None:
+        """A storage was taken."""
+
+    def _test_itself(self) -> None:
+        counts = self._counts
+        offered = counts.moved + sum(counts.kept.values())
+        if self._is_off or not offered:
+            return
+        if not counts.moved:
+            most = max(counts.kept, key=lambda why: counts.kept[why])
+            self._warn(f"it moved nothing: all {offered} bytes stayed, most of them: {most}")
+        elif not counts.released:
+            self._warn(
+                f"it freed nothing: {counts.moved} bytes were moved, and all of them are still "
+                "kept alive on the device by somebody else"
+            )
+
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"lightering.torch.{type(self).__name__}: {what}", stacklevel=3)
+
+    def report(self) -> Report:
+        """What happened since the context was entered last."""
+        counts = self._counts
+        desks = [desk for desk, _ in self._modes.values()]
+        for desk in desks:
+            desk.sweep()
+        stats = [desk.native.stats() for desk in desks]
+        on_gpu = [desk for desk in desks if not desk.is_simulated]
+        return Report(
+            offered=counts.moved + sum(counts.kept.values()),
+            moved=counts.moved,
+            released=counts.released,
+            unreleased=counts.moved - counts.released,
+            kept=dict(counts.kept),
+            restored=counts.restored,
+            stall_count=sum(stat["stall_count"] for stat in stats),
+            stall_seconds=sum(stat["stall_seconds"] for stat in stats),
+            prefetch_refused_count=sum(desk.room.refused_count for desk in desks),
+            pinned=max((stat["pinned_bytes"] for stat in stats), default=0),
+            peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
+            engine=stats[0] if len(stats) == 1 else {"engines": stats},
+        )
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if "overlaps" in text:
+        return "shares memory with another"
+    if "captured" in text:
+        return "stream capture"
+    return "refused: " + text.split("[")[0].strip()

@@ -1,0 +1,172 @@
+"""The inputs of checkpointed layers leave the device.
+
+What it is: the mode for models that recompute their layers: one tensor a layer moves.
+What it is not: a checkpointer. torch's own runs as it is; this sees what it saves.
+Invariant: of each checkpoint only the first positional tensor moves: the hidden states. Masks,
+rotary embeddings and everything saved outside of a checkpoint stay, and so does the layer's code.
+
+    checkpoint(layer, hidden, mask) --saves--> hidden: moves     mask: stays
+    layer(hidden_states=h)  --rebound--> layer(h): hooks see positional tensors only
+
+Who may call it: everyone, as ``lightering.torch.HiddenStates``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+
+from ..engine import Engine, Size
+from ._context import Context
+from ._stash import Desk
+
+_WINDOW_BYTES_MAX = 512 << 20
+
+# Whose frames say that a checkpoint is saving its inputs.
+_APPLY = torch.autograd.Function.apply.__func__.__code__
+_SAVERS = frozenset(
+    inspect.unwrap(function).__code__
+    for function in (
+        torch_checkpoint.checkpoint,
+        torch_checkpoint._checkpoint_without_reentrant_generator,
+    )
+)
+
+
+class HiddenStates(Context):
+    """Moves the hidden states that enter each checkpointed layer, reentrant or not.
+
+    ::
+
+        model.gradient_checkpointing_enable()
+        with HiddenStates():
+            loss = model(**batch)
+            loss.backward()          # inside or outside of the context
+
+    Args:
+        keep_last: inputs of the last so many layers stay: the backward pass wants them at once.
+        min_bytes: smaller tensors stay, a size.
+        placement: "cpu" for pinned host memory; "none" turns it off.
+        engine: a ``lightering.Engine``; None for the one that contexts of a device share. Tensors
+            of the CPU are moved only for an engine of the simulated device.
+
+    Raises:
+        ValueError, TypeError, lightering.Usage: an argument that is not allowed, with its name.
+
+    Layers of transformers that are called with ``hidden_states=`` as a keyword are called with it
+    as a positional argument while a context is active: hooks do not see keywords.
+    """
+
+    _name = "hidden states"
+
+    def __init__(
+        self,
+        keep_last: int = 1,
+        min_bytes: Size = 1024,
+        placement: str = "cpu",
+        engine: Engine | None = None,
+    ) -> None:
+        super().__init__(keep_last, min_bytes, placement, engine)
+        self._largest = 0
+        self._windows: dict[Desk, tuple[int, int]] = {}
+
+    def _start(self) -> None:
+        if not self._is_off:
+            _keywords.start()
+
+    def _stop(self) -> None:
+        if not self._is_off:
+            _keywords.stop()
+        for desk, windows in self._windows.items():
+            desk.native.set_windows(*windows)
+        self._windows.clear()
+        self._largest = 0
+
+    def _wants(self, tensor: torch.Tensor) -> str | None:
+        # This, then _pack, then whoever saves.
+        frame = sys._getframe(2)
+        if frame.f_code is not _APPLY or frame.f_back is None:
+            return ""
+        frame = frame.f_back
+        if frame.f_code not in _SAVERS:
+            return ""
+        return self._wants_input(tensor, frame.f_locals.get("args", ()))
+
+    def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
+        first = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if first is not tensor or not tensor.is_floating_point():
+            return ""
+        if isinstance(tensor, torch.nn.Parameter):
+            return ""
+        if torch._C._current_graph_task_id() != -1:
+            return "saved in a backward pass"
+        return None
+
+    def _packed(self, desk: Desk, saved: Any) -> None:
+        if desk.engine._has_own_windows or saved.largest <= self._largest:
+            return
+        # Two items: one that leaves or comes, and one more.
+        self._largest = saved.largest
+        if desk not in self._windows:
+            self._windows[desk] = desk.native.windows()
+        window = min(_WINDOW_BYTES_MAX, 2 * self._largest)
+        desk.native.set_windows(window, window)
+
+
+class _Keywords:
+    """While a context is active, layers of transformers get ``hidden_states`` as an argument."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._layer: Any = None
+        self._own: Any = None
+
+    def start(self) -> None:
+        with self._lock:
+            self._count += 1
+            module = sys.modules.get("transformers.modeling_layers")
+            if self._layer is None and module is not None:
+                self._layer = module.GradientCheckpointingLayer
+                self._own = self._layer.__dict__.get("__call__")
+                self._layer.__call__ = _positional(self._layer.__call__)
+
+    def stop(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count or self._layer is None:
+                return
+            if self._own is None:
+                del self._layer.__call__
+            else:
+                self._layer.__call__ = self._own
+            self._layer = self._own = None
+
+
+_keywords = _Keywords()
+
+
+def _positional(call: Any) -> Any:
+    @functools.wraps(call)
+    def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not args and "hidden_states" in kwargs and first_is_hidden_states(type(layer)):
+            args = (kwargs.pop("hidden_states"),)
+        return call(layer, *args, **kwargs)
+
+    return __call__
+
+
+@functools.cache
+def first_is_hidden_states(kind: type) -> bool:
+    """Whether a module's ``forward`` takes ``hidden_states`` as its first argument."""
+    try:
+        names = list(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return False
+    return names[1:2] == ["hidden_states"]

@@ -1,0 +1,58 @@
+"""Device bytes from torch's own allocator, and whether there is room to fetch ahead.
+
+What it is: storages allocated on the stream that is current, and a careful guess of free room.
+What it is not: a pool. torch's caching allocator is one.
+Invariant: a prefetch never makes torch flush its cache: it is tried only where the cache, or the
+device, has room to spare.
+
+    room = reserved - allocated (torch's cache)  or  free on the device - margin
+
+Who may call it: _stash.py.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MARGIN_BYTES = 256 << 20
+_READS_APART = 16
+
+
+class Room:
+    """Room on one device."""
+
+    def __init__(self, kind: str, index: int) -> None:
+        self._device = torch.device("cpu") if kind == "cpu" else torch.device(kind, index)
+        self._spare = 0
+        self._asked = 0
+        self.refused_count = 0
+        """How often a prefetch was not issued since there was no room."""
+
+    def take(self, nbytes: int) -> torch.UntypedStorage:
+        """A storage of ``nbytes`` bytes, uninitialised, on the stream that is current.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room.
+        """
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device).untyped_storage()
+
+    def has(self, nbytes: int) -> bool:
+        """Whether ``nbytes`` can be taken without pressing torch's allocator."""
+        if self._device.type != "cuda":
+            return True
+        if self._asked % _READS_APART == 0 or self._spare < nbytes:
+            self._read()
+        self._asked += 1
+        if self._spare < nbytes:
+            self.refused_count += 1
+            return False
+        self._spare -= nbytes
+        return True
+
+    def _read(self) -> None:
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
+            self._device
+        )
+        free, _ = torch.cuda.mem_get_info(self._device)
+        self._spare = max(cached, free - _MARGIN_BYTES)
+        self._asked = 0

@@ -1,0 +1,106 @@
+"""What a context moved, freed and kept, and why.
+
+What it is: plain figures of the steps since the context was entered last, in bytes.
+What it is not: a measurement of the device. ``released`` counts storages that died.
+Invariant: every storage offered is either moved or kept for a reason, so
+``offered == moved + sum(kept.values())``; of those moved, ``released + unreleased == moved``.
+
+    offered --> kept, why                      moved --> released: its device bytes went
+            `-> moved to pinned memory               `-> unreleased: somebody keeps them alive
+
+Who may call it: contexts fill it in, everyone reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._stash import Stash
+
+
+class Counts:
+    """Figures under way. Bytes of storages; each storage counts once."""
+
+    __slots__ = ("kept", "moved", "released", "restored")
+
+    def __init__(self) -> None:
+        self.kept: dict[str, int] = {}
+        self.moved = 0
+        self.released = 0
+        self.restored = 0
+
+    def stay(self, nbytes: int, why: str) -> None:
+        """A tensor that was not taken at all."""
+        self.kept[why] = self.kept.get(why, 0) + nbytes
+
+    def keep(self, stash: Stash, why: str) -> None:
+        """A storage stays for now."""
+        self._take_back(stash)
+        stash.state = why
+        self.kept[why] = self.kept.get(why, 0) + stash.nbytes
+
+    def move(self, stash: Stash) -> None:
+        """A storage left."""
+        self._take_back(stash)
+        stash.state = "moved"
+        self.moved += stash.nbytes
+
+    def release(self, stash: Stash) -> None:
+        """A storage that left gave its device bytes back."""
+        if stash.state == "moved":
+            stash.state = "released"
+            self.released += stash.nbytes
+
+    def _take_back(self, stash: Stash) -> None:
+        if stash.state in self.kept:
+            self.kept[stash.state] -= stash.nbytes
+            if self.kept[stash.state] == 0:
+                del self.kept[stash.state]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened since the context was entered last. All sizes are bytes."""
+
+    offered: int
+    """Storages that the mode is about: ``moved`` plus all that were ``kept``."""
+    moved: int
+    """Sent to pinned host memory."""
+    released: int
+    """Of those moved: their device bytes were given back to torch's allocator."""
+    unreleased: int
+    """Of those moved: still on the device, being copied or kept alive by somebody else."""
+    kept: dict[str, int]
+    """Stayed on the device, by reason."""
+    restored: int
+    """Handed to the backward pass, whether they had to be fetched or not."""
+    stall_count: int
+    """Readers that came before their bytes were asked for, since the engine was made."""
+    stall_seconds: float
+    """Device time they waited; 0.0 unless the engine was made with ``time_stalls=True``."""
+    prefetch_refused_count: int
+    """Prefetches not issued since the device had no room, since the engine was made."""
+    pinned: int
+    """Page-locked now, by all engines of the process."""
+    peak: int
+    """Most device bytes that torch had allocated (0 on a simulated device)."""
+    engine: dict[str, Any] = field(repr=False)
+    """All of the engine's own figures, since it was made."""
+
+    def __str__(self) -> str:
+        kept = ", ".join(f"{why} {_text(nbytes)}" for why, nbytes in sorted(self.kept.items()))
+        return (
+            f"offered {_text(self.offered)}: moved {_text(self.moved)} "
+            f"(released {_text(self.released)}, unreleased {_text(self.unreleased)}), "
+            f"kept {kept or 'nothing'}; stalls {self.stall_count}; pinned {_text(self.pinned)}"
+        )
+
+
+def _text(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

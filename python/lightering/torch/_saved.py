@@ -1,0 +1,68 @@
+"""Every tensor that autograd saves leaves the device.
+
+What it is: the mode for models that do not recompute.
+What it is not: a cure for a peak that something else sets; ``report`` says what was released.
+Invariant: parameters, buffers and gathered weights never move; nothing is ever resized.
+
+    forward: each storage leaves once, whatever saved it     backward: comes back ahead of its use
+
+Who may call it: everyone, as ``lightering.torch.SavedTensors``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .._fsdp import ResidentStorages, is_weight
+from ..engine import Engine, Size
+from ._context import Context
+
+
+class SavedTensors(Context):
+    """Moves every tensor that autograd saves inside, however large the graph.
+
+    ::
+
+        with SavedTensors():
+            loss = model(**batch)
+            loss.backward()          # inside or outside of the context
+
+    Args:
+        min_bytes: smaller tensors stay, a size.
+        placement: "cpu" for pinned host memory; "none" turns it off.
+        engine: a ``lightering.Engine``; None for the one that contexts of a device share. Tensors
+            of the CPU are moved only for an engine of the simulated device.
+
+    Raises:
+        ValueError, TypeError, lightering.Usage: an argument that is not allowed, with its name.
+
+    A tensor that stays is counted with its reason in ``report()``. In-place edits of a tensor
+    after it was saved raise in the backward pass what autograd raises.
+    """
+
+    _name = "saved tensor"
+
+    def __init__(
+        self,
+        min_bytes: Size = 1 << 20,
+        placement: str = "cpu",
+        engine: Engine | None = None,
+    ) -> None:
+        super().__init__(0, min_bytes, placement, engine)
+        self._residents = ResidentStorages()
+
+    def _start(self) -> None:
+        if not self._is_off:
+            self._residents.start()
+
+    def _stop(self) -> None:
+        self._residents.stop()
+
+    def _wants(self, tensor: torch.Tensor) -> str | None:
+        if torch._C._current_graph_task_id() != -1:
+            return "saved in a backward pass"
+        if is_weight(tensor) or tensor in self._residents:
+            return ""
+        if self._residents.blind:
+            return "weights are unknown"
+        return None

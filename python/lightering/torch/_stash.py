@@ -1,0 +1,280 @@
+"""Storages that left, and the references that keep device bytes alive while something uses them.
+
+What it is: one ``Desk`` for each engine; one ``Stash`` for each storage that a context moves.
+What it is not: an allocator or a copier. torch allocates and frees; the engine copies and says when
+a reference may be dropped.
+Invariant: while the engine may touch a storage's device bytes, ``Desk._held`` has a reference to
+them; it is dropped only when the engine named the storage. A storage has one stash at a time.
+
+    saved tensor a --.
+    view of a -------+--> Stash (lease, bytes) --> Desk._held: number -> storage on the device
+    alias of a ------'         dropped: the engine hears of it, names it, the reference goes
+
+Who may call it: the contexts of lightering.torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+
+from .. import _native
+from .._ownership import identity
+from ..engine import Engine
+from ._memory import Room
+from ._report import Counts
+
+_process = os.getpid()
+
+
+def _forked() -> None:
+    global _process
+    _process = -1
+
+
+# A child has the parent's objects but not its device: it drops them and tells nobody.
+os.register_at_fork(after_in_child=_forked)
+
+
+class Stash:
+    """One storage that a context moves, with every saved tensor that is of it."""
+
+    __slots__ = (
+        "__weakref__",
+        "counts",
+        "desk",
+        "device",
+        "lease",
+        "nbytes",
+        "saved",
+        "source",
+        "state",
+        "version",
+        "waiting",
+        "was_fetched",
+        "was_named",
+    )
+
+    def __init__(
+        self, desk: Desk, saved: Any, counts: Counts, tensor: torch.Tensor, nbytes: int
+    ) -> None:
+        self.desk = desk
+        self.saved = saved
+        self.counts = counts
+        self.device = tensor.device
+        self.nbytes = nbytes
+        self.version = tensor._version
+        self.lease: Any = None
+        self.source: Any = None
+        self.state = "waiting"
+        self.waiting = 0
+        """Saved tensors of it that nobody asked for yet."""
+        self.was_fetched = False
+        self.was_named = False
+
+    def __del__(self) -> None:
+        if self.lease is None or _process < 0 or sys.is_finalizing():
+            return
+        desk = self.desk
+        number = self.lease.number
+        with desk.lock:
+            desk.forget(number, self)
+            self.lease = None
+            desk.sweep(self.device)
+
+
+class Desk:
+    """What one engine's contexts share: stashes, and references to device bytes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.native = engine._native
+        self.is_simulated = engine.is_simulated
+        self.kind = "cpu" if engine.is_simulated else "cuda"
+        self.index = int(engine.device.split(":")[1])
+        self.lock = threading.RLock()
+        self._held: dict[int, torch.UntypedStorage] = {}
+        self._by_number: dict[int, weakref.ref[Stash]] = {}
+        self._by_storage: dict[Any, weakref.ref[Stash]] = {}
+        self._finished: deque[weakref.ref[Stash]] = deque()
+        self.room = Room(self.kind, self.index)
+
+    @staticmethod
+    def of(engine: Engine) -> Desk:
+        """The desk of an engine; made at the first call."""
+        with engine._adapter_lock:
+            if engine._adapter is None:
+                engine._adapter = Desk(engine)
+            return engine._adapter
+
+    def serves(self, device: torch.device) -> bool:
+        """Whether tensors of this device are the engine's."""
+        return device.type == self.kind and (self.is_simulated or device.index == self.index)
+
+    def stream(self) -> int:
+        """The raw handle of the stream that is current now, in this thread."""
+        if self.is_simulated:
+            return _native.HOST_STREAM
+        return torch._C._cuda_getCurrentRawStream(self.index)
+
+    @property
+    def live_count(self) -> int:
+        """Storages that saved tensors hold now."""
+        return len(self._by_number)
+
+    @property
+    def held_bytes(self) -> int:
+        """Device bytes that the desk keeps alive now."""
+        with self.lock:
+            return sum(storage.nbytes() for storage in self._held.values())
+
+    def find(self, tensor: torch.Tensor) -> Stash | None:
+        """The stash that a tensor's storage has now."""
+        found = self._by_storage.get(identity(tensor))
+        return found() if found is not None else None
+
+    def pack(self, saved: Any, counts: Counts, tensor: torch.Tensor, name: str) -> Stash:
+        """Takes a tensor's storage; it leaves now, later, or not at all, as the policy says.
+
+        Raises:
+            lightering.Error: it could not be taken; nothing changed.
+        """
+        storage = tensor.untyped_storage()
+        nbytes = storage.nbytes()
+        stash = Stash(self, saved, counts, tensor, nbytes)
+        with self.lock:
+            lease, left, gone = saved.pack(storage.data_ptr(), nbytes, self.stream(), name)
+            number = lease.number
+            self._held[number] = storage
+            stash.lease = lease
+            known, key = weakref.ref(stash), identity(tensor)
+            stash.source = weakref.ref(storage, lambda _: self._source_died(key, known))
+            self._by_number[number] = known
+            self._by_storage[key] = known
+            counts.keep(stash, "among the last")
+            if left is not None:
+                self._left(*left)
+            self._drop(gone)
+        return stash
+
+    def _left(self, number: int, became: str) -> None:
+        known = self._by_number.get(number)
+        stash = known() if known is not None else None
+        if stash is None:
+            return
+        if became in ("moved", "clean"):
+            stash.counts.move(stash)
+        else:
+            stash.counts.keep(stash, became)
+
+    def _source_died(self, key: Any, known: weakref.ref[Stash]) -> None:
+        """The bytes that a stash's tensors were saved with are given back to the allocator."""
+        if self._by_storage.get(key) is known:
+            del self._by_storage[key]
+        stash = known()
+        if stash is not None and stash.was_named:
+            stash.counts.release(stash)
+
+    def forget(self, number: int, stash: Stash) -> None:
+        """A stash dies: nobody can find it any more."""
+        self._by_number.pop(number, None)
+        source = stash.source()
+        if source is not None:
+            self._by_storage.pop(weakref.ref(source), None)
+
+    def fetch(self, stash: Stash) -> torch.UntypedStorage:
+        """The storage's bytes on the device, for a reader that is enqueued next."""
+        with self.lock:
+            self._rest()
+            stream = self.stream()
+            is_ready, gone = stash.saved.unpack(stash.lease, stream)
+            self._drop(gone)
+            number = stash.lease.number
+            if not is_ready:
+                self._refill(stash, number, stream)
+            storage = self._held[number]
+            self._prefetch(stream)
+            if stash.waiting == 0 and stash.was_fetched:
+                self._finished.append(weakref.ref(stash))
+            return storage
+
+    def _refill(self, stash: Stash, number: int, stream: int) -> None:
+        storage = self._take(stash.nbytes)
+        while True:
+            try:
+                stash.saved.refill(stash.lease, storage.data_ptr(), stream)
+                break
+            except _native.Busy:
+                # Every place in the lane is taken; the oldest copies are done soon.
+                self.native.step()
+        self._held[number] = storage
+        stash.was_fetched = True
+
+    def _take(self, nbytes: int) -> torch.UntypedStorage:
+        """Device bytes, on the stream that is current; room is made where there is none."""
+        try:
+            return self.room.take(nbytes)
+        except torch.OutOfMemoryError:
+            self._give_up_fetched()
+            self._drop(self.native.flush(self.stream()))
+            return self.room.take(nbytes)
+
+    def _give_up_fetched(self) -> None:
+        """Cancels what was fetched ahead: its readers ask when they come."""
+        stream = self.stream()
+        for number in list(self._held):
+            known = self._by_number.get(number)
+            stash = known() if known is not None else None
+            if stash is not None and stash.saved.residency(stash.lease) == "refilling":
+                stash.saved.cancel(stash.lease, stream)
+                del self._held[number]
+
+    def _prefetch(self, stream: int) -> None:
+        native = self.native
+        while (wanted := native.wanted(stream)) is not None:
+            number, nbytes = wanted
+            known = self._by_number.get(number)
+            stash = known() if known is not None else None
+            if stash is None or not self.room.has(nbytes):
+                return
+            try:
+                storage = self.room.take(nbytes)
+            except torch.OutOfMemoryError:
+                return
+            if not stash.saved.prefetch(stash.lease, storage.data_ptr(), stream):
+                return
+            self._held[number] = storage
+            stash.was_fetched = True
+
+    def _rest(self) -> None:
+        """Storages whose readers all came, and whose graph is kept all the same, leave again."""
+        for _ in range(len(self._finished)):
+            known = self._finished.popleft()
+            stash = known()
+            if stash is not None and stash.waiting == 0 and stash.lease is not None:
+                stash.saved.rest(stash.lease, self.stream())
+
+    def sweep(self, device: torch.device | None = None) -> None:
+        """Drops what may be dropped."""
+        with self.lock:
+            self._drop(self.native.sweep(self.stream()))
+
+    def flush(self) -> None:
+        """Drops all that left: the stream that is current waits for the copies, on the device."""
+        with self.lock:
+            self._rest()
+            self._drop(self.native.flush(self.stream()))
+
+    def _drop(self, gone: list[int]) -> None:
+        for number in gone:
+            known = self._by_number.get(number)
+            stash = known() if known is not None else None
+            if stash is not None:
+                stash.was_named = True
+            self._held.pop(number, None)

@@ -1,0 +1,183 @@
+"""One module, or one call, whose checkpointed input leaves the device.
+
+What it is: torch's ``offload_wrapper`` and ``checkpoint``, with the same call.
+What it is not: a context; the figures of all of them are in ``report()``.
+Invariant: parameter names and ``state_dict`` keys are those of the module that is wrapped.
+
+    offload_wrapper(checkpoint_wrapper(layer))     checkpoint(function, hidden, mask)
+             `---------- one shared mode for each engine: keep_last counts over layers
+
+Who may call it: everyone, from ``lightering.torch``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+
+from .._fsdp import is_fsdp1
+from ..engine import Engine
+from ._context import _hooks
+from ._hidden import HiddenStates, first_is_hidden_states
+from ._packed import unpack
+from ._report import Counts, Report
+
+
+class _Shared(HiddenStates):
+    """The mode that wrapped modules and single calls share; a step ends when nothing is saved."""
+
+    def hooks(self) -> Any:
+        """Hooks for one call."""
+        return _hooks(self._pack, unpack)
+
+    def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
+        counts = self._counts
+        if (counts.moved or counts.kept) and not self._is_anything_saved():
+            self._test_itself()
+            self._counts = Counts()
+        return super()._wants_input(tensor, args)
+
+    def _is_anything_saved(self) -> bool:
+        return any(desk.live_count for desk, _ in self._modes.values())
+
+
+_shared: weakref.WeakKeyDictionary[Engine, _Shared] = weakref.WeakKeyDictionary()
+_shared_default: list[_Shared] = []
+_shared_lock = threading.Lock()
+
+
+def _mode_of(engine: Engine | None) -> _Shared:
+    with _shared_lock:
+        if engine is None:
+            if not _shared_default:
+                _shared_default.append(_Shared())
+            return _shared_default[0]
+        found = _shared.get(engine)
+        if found is None:
+            found = _shared[engine] = _Shared(engine=engine)
+        return found
+
+
+def report(engine: Engine | None = None) -> Report:
+    """What wrapped modules and ``checkpoint`` moved and freed in the last step.
+
+    Args:
+        engine: the one that they were given; None for those of the shared engines.
+    """
+    return _mode_of(engine).report()
+
+
+class OffloadWrapper(ActivationWrapper):
+    """What ``offload_wrapper`` returns."""
+
+    def __init__(self, module: torch.nn.Module, mode: _Shared) -> None:
+        super().__init__(module)
+        self._mode = [mode]
+        self._takes_hidden_states = first_is_hidden_states(type(_innermost(module)))
+
+    @torch._disable_dynamo(recursive=False)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module; what its checkpoint saves first leaves the device."""
+        module = self._checkpoint_wrapped_module
+        if not torch.is_grad_enabled():
+            return module(*args, **kwargs)
+        if not args and "hidden_states" in kwargs and self._takes_hidden_states:
+            # Hooks see positional tensors only.
+            args = (kwargs.pop("hidden_states"),)
+        with self._mode[0].hooks():
+            return module(*args, **kwargs)
+
+
+def offload_wrapper(module: torch.nn.Module, *, engine: Engine | None = None) -> torch.nn.Module:
+    """Wraps a checkpointed module: the hidden states that enter it leave the device.
+
+    ::
+
+        model.layers[i] = offload_wrapper(checkpoint_wrapper(layer))
+
+    Args:
+        module: one that ``checkpoint_wrapper`` returned, or that checkpoints itself.
+        engine: a ``lightering.Engine``; None for the one that contexts of a device share.
+
+    Returns:
+        The module, wrapped: its parameters' names and ``state_dict`` keys are as before.
+
+    Raises:
+        TypeError: not a module.
+        ValueError: it is wrapped in FSDP1, whose flat weights are not supported.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"offload_wrapper takes a module, got {type(module).__name__}")
+    if is_fsdp1(module):
+        raise ValueError(
+            "offload_wrapper: FullyShardedDataParallel (FSDP1) is not supported; use fully_shard"
+        )
+    return OffloadWrapper(module, _mode_of(engine))
+
+
+def _innermost(module: torch.nn.Module) -> torch.nn.Module:
+    while isinstance(module, ActivationWrapper):
+        module = module._checkpoint_wrapped_module
+    return module
+
+
+def respecting(checkpoint_function: Callable[..., Any]) -> dict[str, bool]:
+    """What a checkpoint function has to be told so that saved tensors of its own reach hooks.
+
+    torch asks for it from 2.14 on; earlier versions do not know the word.
+    """
+    names = inspect.signature(inspect.unwrap(checkpoint_function)).parameters
+    word = "respect_saved_tensors_hooks"
+    return {word: True} if word in names else {}
+
+
+_RESPECTING = respecting(torch_checkpoint.checkpoint)
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool = False,
+    engine: Engine | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Runs ``function`` as ``torch.utils.checkpoint.checkpoint`` does; its input leaves the device.
+
+    Args:
+        function: what to run now, and again in the backward pass.
+        args: its arguments. The first tensor moves if it is floating-point; others stay.
+        use_reentrant: as torch's.
+        engine: a ``lightering.Engine``; None for the one that contexts of a device share.
+        kwargs: torch's own options, and with ``use_reentrant=False`` keyword arguments of
+            ``function``; of these ``hidden_states`` moves where no argument is positional.
+
+    Returns:
+        What ``function`` returns.
+
+    Raises:
+        Whatever torch's ``checkpoint`` and ``function`` raise.
+    """
+    options = kwargs if use_reentrant else {**_RESPECTING, **kwargs}
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return torch_checkpoint.checkpoint(
+            function, *args, use_reentrant=use_reentrant, **options
+        )
+    if not args and not use_reentrant and "hidden_states" in options:
+        args = (options.pop("hidden_states"),)
+        function = functools.partial(_by_keyword, function)
+    with _mode_of(engine).hooks():
+        return torch_checkpoint.checkpoint(
+            function, *args, use_reentrant=use_reentrant, **options
+        )
+
+
+def _by_keyword(function: Callable[..., Any], hidden_states: Any, **kwargs: Any) -> Any:
+    return function(hidden_states=hidden_states, **kwargs)

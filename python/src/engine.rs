@@ -1,0 +1,340 @@
+//! The engine as Python holds it.
+//!
+//! What it is not: an engine. Every method is one call of the engine's own, or a few in a row.
+//!
+//! Invariant: the interpreter's lock is let go first, then the desk's lock is taken, then the
+//! engine's, and none is taken while a later one is held. In a forked child every call is refused,
+//! and nothing is freed.
+//!
+//! ```text
+//!   Python thread --let go of the GIL--> desk --> engine --> backend
+//!                                         `-- which CPU memory the simulated device may reach
+//! ```
+//!
+//! Python's part of the package uses it.
+
+use crate::errors::raised;
+use crate::host::Host;
+use crate::size::{size, size_or_auto};
+use crate::{pool, stats};
+use lightering::backend::sim::{Config, World};
+use lightering::backend::{Backend, Spec};
+use lightering::pinned::Reservation;
+use lightering::{
+    Budget, Bytes, DevicePtr, DeviceRange, Engine as Inner, Error, Kind, Misuse, Options, Result,
+    Shared, StorageId, StreamId,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is kept beside the engine.
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    /// CPU memory that the simulated device may reach, by the storage it belongs to.
+    entered: HashMap<StorageId, DeviceRange>,
+    /// What is being page-locked, or was last.
+    reservation: Option<Reservation>,
+}
+
+/// One engine and what goes with it, shared by its contexts and their leases.
+#[derive(Debug)]
+pub(crate) struct Body {
+    shared: Shared,
+    desk: Mutex<Desk>,
+    host: Option<Arc<Host>>,
+    device: String,
+    process: u32,
+}
+
+impl Body {
+    /// Runs verbs under the engine's lock, without the interpreter's.
+    ///
+    /// # Errors
+    /// Those of the verbs; `Usage(Forked)` in a child; `Lost` where a verb panicked.
+    pub(crate) fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        op: &'static str,
+        verbs: impl FnOnce(&mut At<'_>) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let outcome = py.detach(|| {
+            catch_unwind(AssertUnwindSafe(|| {
+                self.check_process(op)?;
+                let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut engine = self.shared.lock();
+                let host = self.host.as_deref();
+                verbs(&mut At { engine: &mut engine, desk: &mut desk, host })
+            }))
+        });
+        let panicked = || Err(Error::new(Kind::Lost, op).detail("a verb panicked"));
+        outcome.unwrap_or_else(|_| panicked()).map_err(raised)
+    }
+
+    fn check_process(&self, op: &'static str) -> Result<()> {
+        if self.is_here() { Ok(()) } else { Err(Error::usage(Misuse::Forked, op)) }
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
+/// The engine under its lock, with what is kept beside it.
+pub(crate) struct At<'a> {
+    pub(crate) engine: &'a mut Inner,
+    desk: &'a mut Desk,
+    host: Option<&'a Host>,
+}
+
+impl At<'_> {
+    /// Makes device bytes reachable where they are CPU memory.
+    pub(crate) fn enter(&mut self, range: DeviceRange) -> Result<()> {
+        self.host.map_or(Ok(()), |host| host.enter(range))
+    }
+
+    /// Keeps what was entered under its storage.
+    pub(crate) fn keep(&mut self, id: StorageId, range: DeviceRange) {
+        if self.host.is_some() {
+            self.desk.entered.insert(id, range);
+        }
+    }
+
+    /// The opposite of `enter`.
+    pub(crate) fn leave(&mut self, range: DeviceRange) -> Result<()> {
+        self.host.map_or(Ok(()), |host| host.leave(range))
+    }
+
+    /// Every storage whose device bytes may be dropped now, in the order of `compute`.
+    pub(crate) fn sweep(&mut self, compute: StreamId) -> Result<Vec<u64>> {
+        let mut gone = Vec::new();
+        while let Some(id) = self.engine.releasable(compute)? {
+            self.gone(id)?;
+            gone.push(number(id));
+        }
+        Ok(gone)
+    }
+
+    /// A storage's device bytes are used by nothing any more.
+    pub(crate) fn gone(&mut self, id: StorageId) -> Result<()> {
+        match self.desk.entered.remove(&id) {
+            Some(range) => self.leave(range),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A storage's name in Python: one number, never given twice by an engine.
+pub(crate) fn number(id: StorageId) -> u64 {
+    u64::from(id.0.generation) << 32 | u64::from(id.0.index)
+}
+
+/// Device bytes from numbers.
+pub(crate) fn range(at: u64, len: u64) -> Result<DeviceRange> {
+    DeviceRange::new(DevicePtr(at), Bytes(len))
+}
+
+/// Moves bytes between one device and pinned host memory.
+#[pyclass(frozen, module = "lightering")]
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) body: Arc<Body>,
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (device = "auto", pinned_bytes = None, unreleased_bytes = None,
+                        prefetch_bytes = None, *, prefetch_count = 8, streams = 16,
+                        time_stalls = false, verify = false, seed = None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn new(
+        py: Python<'_>,
+        device: &str,
+        pinned_bytes: Option<&Bound<'_, PyAny>>,
+        unreleased_bytes: Option<&Bound<'_, PyAny>>,
+        prefetch_bytes: Option<&Bound<'_, PyAny>>,
+        prefetch_count: usize,
+        streams: usize,
+        time_stalls: bool,
+        verify: bool,
+        seed: Option<u64>,
+    ) -> PyResult<Engine> {
+        let sized = |value: Option<&Bound<'_, PyAny>>, name: &str| match value {
+            Some(value) => size(value, name),
+            None => Ok(Bytes::mib(512)),
+        };
+        let asked = match pinned_bytes {
+            Some(value) => size_or_auto(value, "pinned_bytes")?,
+            None => None,
+        };
+        let options = Options {
+            unreleased_bytes_max: sized(unreleased_bytes, "unreleased_bytes")?,
+            prefetch_bytes_max: sized(prefetch_bytes, "prefetch_bytes")?,
+            prefetch_count_max: prefetch_count,
+            // Each context has a policy of its own.
+            keep_last_count: 0,
+            storage_bytes_min: Bytes::ZERO,
+            pinned_quota_max: asked.unwrap_or(Bytes::MAX),
+            streams_max: streams,
+            time_stalls,
+            verify,
+            ..Options::default()
+        };
+        let spec: Spec = device.parse().map_err(raised)?;
+        let opened = py.detach(|| open(spec, asked, options, seed));
+        opened.map(|body| Engine { body: Arc::new(body) }).map_err(raised)
+    }
+
+    /// The device, as "cuda:0" or "sim:0".
+    #[getter]
+    fn device(&self) -> &str {
+        &self.body.device
+    }
+
+    /// Are its bytes those of CPU tensors?
+    #[getter]
+    fn is_simulated(&self) -> bool {
+        self.body.host.is_some()
+    }
+
+    /// Page-locks what is missing for `bytes` to be free; in the background it returns at once.
+    /// Returns how many bytes were, or will be, page-locked.
+    #[pyo3(signature = (bytes, background = false))]
+    fn reserve(&self, py: Python<'_>, bytes: &Bound<'_, PyAny>, background: bool) -> PyResult<u64> {
+        let len = size(bytes, "bytes")?;
+        // Page-locking takes seconds: not under the engine's lock.
+        let pool = self.body.call(py, "reserve", |at| Ok(at.engine.pool().clone()))?;
+        if !background {
+            return py.detach(|| pool.reserve(len)).map(|bytes| bytes.0).map_err(raised);
+        }
+        let begun = py.detach(|| pool.reserve_in_background(len)).map_err(raised)?;
+        let asked = begun.progress().asked;
+        self.body.call(py, "reserve", |at| {
+            at.desk.reservation = Some(begun);
+            Ok(asked.0)
+        })
+    }
+
+    /// What the engine did and holds, by name.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (stats, progress) = self.body.call(py, "stats", |at| {
+            Ok((at.engine.stats(), at.desk.reservation.as_ref().map(Reservation::progress)))
+        })?;
+        stats::dict(py, &stats, progress.as_ref())
+    }
+
+    /// Sets both windows, in bytes.
+    fn set_windows(&self, py: Python<'_>, unreleased: u64, prefetch: u64) -> PyResult<()> {
+        self.body.call(py, "set_windows", |at| {
+            at.engine.set_windows(Bytes(unreleased), Bytes(prefetch));
+            Ok(())
+        })
+    }
+
+    /// Both windows, in bytes: not yet released, fetched ahead.
+    fn windows(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        self.body.call(py, "windows", |at| {
+            let options = at.engine.options();
+            Ok((options.unreleased_bytes_max.0, options.prefetch_bytes_max.0))
+        })
+    }
+
+    /// Storages whose device bytes may be dropped now.
+    fn sweep(&self, py: Python<'_>, stream: usize) -> PyResult<Vec<u64>> {
+        self.body.call(py, "sweep", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            at.sweep(compute)
+        })
+    }
+
+    /// The stream waits for every copy out; then as `sweep`.
+    fn flush(&self, py: Python<'_>, stream: usize) -> PyResult<Vec<u64>> {
+        self.body.call(py, "flush", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            at.engine.flush(compute)?;
+            at.sweep(compute)
+        })
+    }
+
+    /// The storage that should be fetched next for readers on `stream`, and its bytes.
+    fn wanted(&self, py: Python<'_>, stream: usize) -> PyResult<Option<(u64, u64)>> {
+        self.body.call(py, "wanted", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            Ok(at.engine.wanted(compute)?.map(|(id, len)| (number(id), len.0)))
+        })
+    }
+
+    /// Says that a training step is over.
+    fn mark_step(&self, py: Python<'_>) -> PyResult<()> {
+        self.body.call(py, "mark_step", |at| at.engine.mark_step())
+    }
+
+    /// Learns what is done, without waiting.
+    fn step(&self, py: Python<'_>) -> PyResult<()> {
+        self.body.call(py, "step", |at| at.engine.step())
+    }
+
+    /// Waits, on the host, until everything enqueued on the device is done.
+    fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        self.body.call(py, "drain", |at| at.engine.drain())
+    }
+
+    /// Gives arenas of which no byte is in use back to the system. Returns their bytes.
+    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        let pool = self.body.call(py, "trim", |at| Ok(at.engine.pool().clone()))?;
+        Ok(py.detach(|| pool.trim()).0)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<lightering.Engine on {}>", self.body.device)
+    }
+}
+
+fn open(spec: Spec, asked: Option<Bytes>, options: Options, seed: Option<u64>) -> Result<Body> {
+    let (backend, host, pool) = match seed {
+        Some(seed) => {
+            let world = world_of(spec, seed)?;
+            let backend: Box<dyn Backend> = Box::new(world.device(0)?);
+            let budget = asked.map_or(Budget::Auto, Budget::Bytes);
+            let pool = pool::open(&*backend, budget)?;
+            (backend, Some(Arc::new(Host::new(world.device(0)?))), pool)
+        }
+        None => {
+            let backend = lightering::open(&spec.to_string())?.backend;
+            let about = backend.about();
+            let host = match about.simulated {
+                true => Some(Arc::new(Host::new(World::process().device(about.device.0)?))),
+                false => None,
+            };
+            let pool = pool::of_process(&*backend, asked)?;
+            (backend, host, pool)
+        }
+    };
+    let about = backend.about();
+    let kind = if about.simulated { "sim" } else { "cuda" };
+    let device = format!("{kind}:{}", about.device.0);
+    let shared = Shared::new(Inner::new(backend, &pool, options)?);
+    let desk = Mutex::default();
+    Ok(Body { shared, desk, host, device, process: std::process::id() })
+}
+
+/// A world of its own, in which the seed chooses every order.
+fn world_of(spec: Spec, seed: u64) -> Result<World> {
+    match spec {
+        Spec::Sim(_) => Ok(World::new(Config::adversary(seed))),
+        other => Err(Error::usage(Misuse::BadValue, "open")
+            .detail(format!("seed= chooses the orders of a simulated device, not of {other}"))),
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if !self.is_here() {
+            // What a child drops nobody ends: one more owner each keeps them alive.
+            std::mem::forget((self.shared.clone(), self.host.clone()));
+        }
+    }
+}

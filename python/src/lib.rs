@@ -1,0 +1,41 @@
+//! The engine's door for Python: module `lightering._native`.
+//!
+//! What it is not: it holds no copy, stream or event logic, and knows no framework. Addresses,
+//! lengths and raw streams come in as numbers; the package's Python part knows tensors.
+//!
+//! Invariant: the interpreter's lock is let go before the engine's is taken, and nothing under the
+//! engine's lock calls Python. No panic crosses into Python: it arrives as an exception.
+//!
+//! ```text
+//!   Engine --open--> backend, pool of the process     Saved.pack(address, bytes, stream) -> Lease
+//!   errors: one exception for each kind               host: CPU memory as simulated device memory
+//! ```
+//!
+//! Python imports it.
+
+mod engine;
+mod errors;
+mod host;
+mod pool;
+mod saved;
+mod size;
+mod stats;
+
+use pyo3::prelude::*;
+
+/// What Python imports.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("HOST_STREAM", lightering::backend::sim::HOST_STREAM)?;
+    module.add_class::<engine::Engine>()?;
+    module.add_class::<saved::Saved>()?;
+    module.add_class::<saved::Lease>()?;
+    module.add_function(wrap_pyfunction!(bytes_of, module)?)?;
+    errors::register(module)
+}
+
+/// A size in bytes, from an int or text.
+#[pyfunction(name = "size")]
+fn bytes_of(size: &Bound<'_, PyAny>) -> PyResult<u64> {
+    crate::size::size(size, "size").map(|bytes| bytes.0)
+}

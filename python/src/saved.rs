@@ -1,0 +1,208 @@
+//! One context's saved storages, and the leases on them.
+//!
+//! What it is not: it keeps no tensor. Python keeps a reference to each storage's bytes until it is
+//! told that nothing uses them.
+//!
+//! Invariant: a lease that is dropped, on any thread and in any state, gives its storage up; its
+//! device bytes are named by a later sweep.
+//!
+//! ```text
+//!   pack(address, bytes, stream) -> Lease, what left, what may be dropped
+//!   unpack(lease, stream) -> ready, or take room and refill(lease, address, stream)
+//!   wanted(stream) -> number, bytes -> prefetch(number, address, stream)
+//! ```
+//!
+//! Python's part of the package uses it.
+
+use crate::engine::{At, Body, Engine, number, range};
+use lightering::adapter::saved;
+use lightering::policy::Kept;
+use lightering::{Acquire, Bytes, DeviceRange, Evict, Name, Result, Storage, StorageId};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What became of an eviction, as Python is told.
+const MOVED: &str = "moved";
+const CLEAN: &str = "clean";
+
+/// A hold on one saved storage; dropping it gives the storage up.
+#[pyclass(frozen, module = "lightering._native")]
+#[derive(Debug)]
+pub(crate) struct Lease {
+    storage: Storage,
+}
+
+impl Lease {
+    fn id(&self) -> StorageId {
+        self.storage.id()
+    }
+}
+
+#[pymethods]
+impl Lease {
+    /// The storage's number, by which sweeps name it.
+    #[getter]
+    fn number(&self) -> u64 {
+        number(self.id())
+    }
+}
+
+/// What a context packed: its own policy over a shared engine.
+#[pyclass(frozen, module = "lightering._native")]
+#[derive(Debug)]
+pub(crate) struct Saved {
+    body: Arc<Body>,
+    inner: Mutex<saved::Saved>,
+}
+
+impl Saved {
+    fn lock(&self) -> MutexGuard<'_, saved::Saved> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lease, which storage left and how, what may be dropped, and an eviction's error.
+type Packed = (Lease, Option<(u64, &'static str)>, Vec<u64>);
+
+#[pymethods]
+impl Saved {
+    #[new]
+    fn new(engine: &Engine, keep_last: usize, min_bytes: u64) -> Saved {
+        let inner = Mutex::new(saved::Saved::new(keep_last, Bytes(min_bytes)));
+        Saved { body: engine.body.clone(), inner }
+    }
+
+    /// The largest storage packed so far, in bytes.
+    #[getter]
+    fn largest(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.lock().largest().0)
+    }
+
+    /// Takes a storage of `bytes` at `address`, whose producer was enqueued on `stream`.
+    fn pack(
+        &self,
+        py: Python<'_>,
+        address: u64,
+        bytes: u64,
+        stream: usize,
+        name: &str,
+    ) -> PyResult<Packed> {
+        let name = Name::new(name);
+        self.body.call(py, "pack", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            let range = range(address, bytes)?;
+            at.enter(range)?;
+            let packed = self.lock().pack(at.engine, range, name, compute);
+            let (storage, left) = match packed {
+                Ok(packed) => packed,
+                Err(error) => {
+                    at.leave(range)?;
+                    return Err(error);
+                }
+            };
+            at.keep(storage.id(), range);
+            let left = match left {
+                Ok(left) => left.map(|(id, became)| (number(id), words(became))),
+                Err(error) if error.is_lost() => return Err(error),
+                // It stays where it is: nothing is lost but the room it takes.
+                Err(_) => Some((number(storage.id()), "refused")),
+            };
+            let gone = at.sweep(compute)?;
+            Ok((Lease { storage }, left, gone))
+        })
+    }
+
+    /// Are the bytes there for a reader on `stream`? And what may be dropped.
+    fn unpack(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<(bool, Vec<u64>)> {
+        self.body.call(py, "unpack", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            let acquired = self.lock().unpack(at.engine, lease.id(), compute)?;
+            Ok((matches!(acquired, Acquire::Ready(_)), at.sweep(compute)?))
+        })
+    }
+
+    /// Brings the bytes to `address`, where room was taken in the order of `stream`.
+    fn refill(&self, py: Python<'_>, lease: &Lease, address: u64, stream: usize) -> PyResult<()> {
+        let (id, len) = (lease.id(), lease.storage.len());
+        self.body.call(py, "refill", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            let target = range(address, len.0)?;
+            into(at, id, target, |at| at.engine.refill(id, target, compute).map(drop))
+        })
+    }
+
+    /// Fetches it to `address`, where room was taken in the order of `stream`. Says whether it did;
+    /// where not, nothing is lost: its reader will ask.
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        lease: &Lease,
+        address: u64,
+        stream: usize,
+    ) -> PyResult<bool> {
+        let (id, len) = (lease.id(), lease.storage.len());
+        self.body.call(py, "prefetch", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            let target = range(address, len.0)?;
+            match into(at, id, target, |at| at.engine.prefetch(id, target, compute)) {
+                Ok(()) => Ok(true),
+                Err(error) if error.is_retryable() => Ok(false),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Gives a storage that was fetched ahead up again. Its room may be dropped in the order of
+    /// `stream` when this returns.
+    fn cancel(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<()> {
+        self.body.call(py, "cancel", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            at.engine.cancel(lease.id(), compute)?;
+            at.gone(lease.id())
+        })
+    }
+
+    /// The readers of a storage were enqueued on `stream`, and others may come: it leaves again.
+    fn rest(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<Option<&'static str>> {
+        self.body.call(py, "rest", |at| {
+            let compute = at.engine.adopt_stream(stream)?;
+            let rested = self.lock().rest(at.engine, lease.id(), compute)?;
+            Ok(rested.map(words))
+        })
+    }
+
+    /// Where a storage's bytes are: one word.
+    fn residency(&self, py: Python<'_>, lease: &Lease) -> PyResult<String> {
+        let of = |at: &mut At<'_>| at.engine.residency(lease.id());
+        let residency = self.body.call(py, "residency", of)?;
+        Ok(format!("{residency:?}").to_lowercase())
+    }
+}
+
+/// Enters a target, fills it, and keeps it; a target that was refused is not kept.
+fn into(
+    at: &mut At<'_>,
+    id: StorageId,
+    target: DeviceRange,
+    fill: impl FnOnce(&mut At<'_>) -> Result<()>,
+) -> Result<()> {
+    at.enter(target)?;
+    match fill(at) {
+        Ok(()) => {
+            at.keep(id, target);
+            Ok(())
+        }
+        Err(error) => {
+            at.leave(target)?;
+            Err(error)
+        }
+    }
+}
+
+fn words(became: Evict) -> &'static str {
+    match became {
+        Evict::Moving(_) => MOVED,
+        Evict::Clean => CLEAN,
+        Evict::Kept(why) => Kept::words(why),
+    }
+}
