@@ -153,4 +153,5 @@ def _lengths_of(
         for what in held[0]
     }
     return {"mixed_seconds": sum(seconds[after]), "fixed_seconds": wanted,
-            "over_fixed": sum(seconds[after]) / wanted, "held_last": held[-1], **growth}
+            "over_fixed": sum(seconds[after]) / wanted, "held_tenth": held[LENGTHS - 1],
+            "held_last": held[-1], **growth}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import os
 import shlex
 import statistics
 import sys
@@ -28,6 +29,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from clock import clean, interval, ratio, visit, wait
+from judge import judge
 from output import Output, gigabytes, percent
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from ways import WAYS, Missing, load, versions
@@ -205,7 +207,8 @@ def main(words: list[str]) -> None:
     parser.add_argument("--scale", choices=("full", "small"), default="full")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path,
+                        default=Path(os.environ.get("LIGHTERING_RESULTS", "results")))
     options = parser.parse_args(words)
     options.small = options.scale == "small"
     there = torch.cuda.device_count()
@@ -219,6 +222,7 @@ def main(words: list[str]) -> None:
     options.command = shlex.join(["sharded_steps.py", *words])
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(rank_main, (options, folder), nprocs=options.ranks)
+    judge(options.out)
 
 
 if __name__ == "__main__":

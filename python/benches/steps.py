@@ -12,13 +12,14 @@
 Prints what it has as it goes, at last one table; adds lines to FOLDER/runs.jsonl, which
 tools/figures.py makes figures of. TRL and DeepSpeed are skipped aloud where they are not installed.
 ``--scale small`` on a CPU tries the script itself; such times are marked, and are no figures.
-Two GPUs: sharded_steps.py.
+Two GPUs: sharded_steps.py. judge.py makes the figures that are asked for of all lines in a folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ from typing import Any
 
 import torch
 from clock import Visit, clean, interval, ratio, visit
+from judge import judge
 from memory import pack_pairs, ten_lengths
 from output import Output, gigabytes, percent
 from raw import link_bytes_per_second
@@ -179,7 +181,8 @@ def options_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=2, help="steps before those, in each visit")
     parser.add_argument("--scale", choices=("full", "small"), default="full")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path,
+                        default=Path(os.environ.get("LIGHTERING_RESULTS", "results")))
     options = parser.parse_args(words)
     options.small = options.scale == "small"
     if options.steps < 1 or options.rounds < 1 or options.warm < 0:
@@ -217,6 +220,7 @@ def main(words: list[str]) -> None:
         for table in tables:
             table.end()
         output.say(f"-- {time.perf_counter() - began:.0f} s in all; lines in {output.folder}")
+        judge(output.folder)
 
 
 if __name__ == "__main__":

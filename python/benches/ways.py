@@ -158,6 +158,8 @@ class Ours(Way):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._engine: Any = None
+        # The small models of a CPU have tensors of less than the default of 1 MiB.
+        self._bounds = {} if device.type == "cuda" else {"min_bytes": 1024}
 
     def engine(self) -> Any:
         """The one that contexts of this device share; a simulated one for the CPU."""
@@ -171,7 +173,7 @@ class Ours(Way):
     def attach(self, built: Built) -> None:
         modes = load("lightering.torch")
         own = None if self.device.type == "cuda" else self.engine()
-        self._context = getattr(modes, self.mode)(engine=own)
+        self._context = getattr(modes, self.mode)(engine=own, **self._bounds)
         self._before = self.engine().stats()
 
     def context(self) -> AbstractContextManager[Any]:
