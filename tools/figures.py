@@ -153,13 +153,14 @@ def overlap(runs):
             for kind, lines in kinds.items()}
 
 
-def told(runs, asked, parts=("link", "pinned"), tables=("link", "latency", "pinned")):
+def told(runs, asked, parts=("link", "pinned", "torch"),
+         tables=("link", "latency", "pinned", "torch")):
     """Figures that a program names itself, with all their pairs; variants that nothing is asked of
     are left out."""
     figures = {name: [] for name in asked if name.split(".")[0] in tables}
     for line in (line for part in parts for line in runs.of(part)):
         said = line["said"]
-        if said["figure"] in figures:
+        if said.get("figure") in figures:
             figures[said["figure"]] += [(tuple(pair), line["command"]) for pair in said["pairs"]]
     return figures
 
