@@ -7,12 +7,16 @@
 //! order they were given, so their sequence numbers stand for their order.
 //!
 //! ```text
-//!   out     D2H  |trunk|trunk|trunk| point 7 |trunk| point 8      flights: 7, 8
-//!   ahead   H2D  |trunk|trunk| point 3                            prefetches
-//!   urgent  H2D  |trunk| point 1                                  a reader waits for it
+//!   out     D2H  |==copy==| point 7 |=copy=| point 8          flights: 7, 8
+//!   ahead   H2D  |trunk|trunk|trunk| point 3                  prefetches, on streams in turns
+//!   urgent  H2D        |copy| point 1                         a reader waits for it
 //! ```
 //!
 //! The engine owns the lanes; nobody else enqueues on them.
+
+mod turns;
+
+pub use turns::After;
 
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Misuse, Result};
@@ -22,6 +26,7 @@ use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
 use std::collections::VecDeque;
 use std::fmt;
+use turns::Turns;
 
 /// Ticket of one copy in flight. Forgetting it loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +64,8 @@ pub type Work<'a> = &'a mut dyn FnMut(&mut dyn Backend) -> Result<()>;
 pub struct Job<'a> {
     /// The storage.
     pub storage: StorageId,
+    /// What all of it waits for.
+    pub after: &'a After,
     /// The work, if any.
     pub work: Option<Work<'a>>,
 }
@@ -66,10 +73,10 @@ pub struct Job<'a> {
 /// Who learns that a copy is done: the storage, and the copy's place in its lane.
 pub type Landed<'a> = &'a mut dyn FnMut(StorageId, u64);
 
-/// A stream that carries copies of one direction, and nothing else.
+/// Carries copies of one direction, and nothing else.
 #[derive(Debug)]
 pub struct Lane {
-    stream: StreamId,
+    turns: Turns,
     flights: VecDeque<Flight>,
     bytes_in_flight: Bytes,
     seq_next: u64,
@@ -80,7 +87,8 @@ pub struct Lane {
 /// Bounds of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneLimits {
-    /// A copy is enqueued in pieces of at most this many bytes.
+    /// A copy is enqueued in pieces of at most this many bytes; on a lane that takes turns, a turn
+    /// has no more.
     pub trunk_bytes_max: Bytes,
     /// At most this many copies are under way.
     pub flights_max: usize,
@@ -96,13 +104,13 @@ pub struct CopyFailed {
 }
 
 impl Lane {
-    /// A lane on a stream of its own.
+    /// A lane on a stream of its own; or, if it takes turns, on several.
     ///
     /// # Errors
     /// Those of [`Backend::create_stream`].
-    pub fn open(backend: &mut dyn Backend) -> Result<Lane> {
+    pub fn open(backend: &mut dyn Backend, takes_turns: bool) -> Result<Lane> {
         Ok(Lane {
-            stream: backend.create_stream()?,
+            turns: Turns::open(backend, takes_turns)?,
             flights: VecDeque::new(),
             bytes_in_flight: Bytes::ZERO,
             seq_next: 1,
@@ -110,9 +118,14 @@ impl Lane {
         })
     }
 
-    /// Its stream.
+    /// Its streams: one, if it takes no turns.
+    pub fn streams(&self) -> &[StreamId] {
+        self.turns.streams()
+    }
+
+    /// The stream of its next copy.
     pub fn stream(&self) -> StreamId {
-        self.stream
+        self.turns.stream()
     }
 
     /// Bytes of copies that were not seen done.
@@ -140,12 +153,13 @@ impl Lane {
         self.flights.len() >= limits.flights_max
     }
 
-    /// Orders the lane's later copies behind `point`.
+    /// Orders the lane's later copies behind `point`, on somebody else's behalf.
     ///
     /// # Errors
     /// Those of [`Backend::wait`].
-    pub fn wait(&self, backend: &mut dyn Backend, point: &Point, site: Site) -> Result<()> {
-        point.wait(backend, self.stream, site)
+    pub fn give_way(&self, backend: &mut dyn Backend, point: &Point) -> Result<()> {
+        let mut streams = self.streams().iter();
+        streams.try_for_each(|stream| point.wait(backend, *stream, Site::Outside))
     }
 
     /// Copies device bytes into a block. Everything is enqueued before it returns.
@@ -161,15 +175,25 @@ impl Lane {
         from: DeviceRange,
         to: &Block,
     ) -> std::result::Result<End, CopyFailed> {
-        let stream = self.stream;
-        self.run(backend, events, job.storage, |backend, begun| {
-            begun.work(backend, job.work)?;
-            begun.trunks(backend, from.len(), |backend, at| {
-                let trunk = to.trunk(at, limits.trunk_bytes_max.min(from.len() - at))?;
-                backend.copy_out(trunk, from.part(at, trunk.len())?, stream)?;
-                Ok(trunk.len())
-            })
-        })
+        let Job { storage, after, work } = job;
+        self.run(
+            backend,
+            events,
+            limits,
+            (storage, after, from.len()),
+            |lane, backend, events, begun| {
+                begun.work(backend, work)?;
+                while begun.bytes < from.len() {
+                    let (at, left) = (begun.bytes, from.len() - begun.bytes);
+                    let trunk = to.trunk(at, limits.trunk_bytes_max.min(left))?;
+                    let (len, max) = (trunk.len(), limits.trunk_bytes_max);
+                    lane.turns.make_room(backend, events, len, max, after)?;
+                    backend.copy_out(trunk, from.part(at, len)?, lane.stream())?;
+                    lane.trunk(begun, len);
+                }
+                Ok(())
+            },
+        )
     }
 
     /// Copies a block's bytes to the device. Everything is enqueued before it returns.
@@ -185,15 +209,30 @@ impl Lane {
         to: DeviceRange,
         from: &Block,
     ) -> std::result::Result<End, CopyFailed> {
-        let stream = self.stream;
-        self.run(backend, events, job.storage, |backend, begun| {
-            begun.trunks(backend, to.len(), |backend, at| {
-                let trunk = from.trunk(at, limits.trunk_bytes_max.min(to.len() - at))?;
-                backend.copy_in(to.part(at, trunk.len())?, trunk, stream)?;
-                Ok(trunk.len())
-            })?;
-            begun.work(backend, job.work)
-        })
+        let Job { storage, after, work } = job;
+        self.run(
+            backend,
+            events,
+            limits,
+            (storage, after, to.len()),
+            |lane, backend, events, begun| {
+                while begun.bytes < to.len() {
+                    let (at, left) = (begun.bytes, to.len() - begun.bytes);
+                    let trunk = from.trunk(at, limits.trunk_bytes_max.min(left))?;
+                    let (len, max) = (trunk.len(), limits.trunk_bytes_max);
+                    lane.turns.make_room(backend, events, len, max, after)?;
+                    backend.copy_in(to.part(at, len)?, trunk, lane.stream())?;
+                    lane.trunk(begun, len);
+                }
+                begun.work(backend, work)
+            },
+        )
+    }
+
+    fn trunk(&mut self, begun: &mut Begun, len: Bytes) {
+        self.turns.enqueued(len);
+        begun.bytes += len;
+        begun.needs_end = true;
     }
 
     /// Enqueues what `enqueue` does, then the end.
@@ -201,15 +240,17 @@ impl Lane {
         &mut self,
         backend: &mut dyn Backend,
         events: &mut EventPool,
-        storage: StorageId,
-        enqueue: impl FnOnce(&mut dyn Backend, &mut Begun) -> Result<()>,
+        limits: LaneLimits,
+        (storage, after, len): (StorageId, &After, Bytes),
+        enqueue: impl FnOnce(&mut Lane, &mut dyn Backend, &mut EventPool, &mut Begun) -> Result<()>,
     ) -> std::result::Result<End, CopyFailed> {
         let spare = match events.spare(backend) {
             Ok(spare) => spare,
             Err(error) => return Err(CopyFailed { error, end: None }),
         };
         let mut begun = Begun::default();
-        let enqueued = enqueue(backend, &mut begun);
+        let ordered = self.enter(backend, events, limits, len, after);
+        let enqueued = ordered.and_then(|()| enqueue(self, backend, events, &mut begun));
         if !begun.needs_end {
             events.keep(spare);
             let error = enqueued.err().unwrap_or_else(empty);
@@ -227,6 +268,23 @@ impl Lane {
         }
     }
 
+    /// Orders a copy of `len` bytes behind `after`, in a turn that has room for its first trunk.
+    fn enter(
+        &mut self,
+        backend: &mut dyn Backend,
+        events: &mut EventPool,
+        limits: LaneLimits,
+        len: Bytes,
+        after: &After,
+    ) -> Result<()> {
+        let max = limits.trunk_bytes_max;
+        if self.flights.is_empty() {
+            self.turns.begin();
+        }
+        self.turns.make_room(backend, events, len.min(max), max, &[])?;
+        self.turns.wait(backend, after)
+    }
+
     fn end(
         &mut self,
         backend: &mut dyn Backend,
@@ -234,7 +292,11 @@ impl Lane {
         spare: Spare,
         (storage, bytes): (StorageId, Bytes),
     ) -> Result<End> {
-        let point = events.mark_with(backend, spare, self.stream)?;
+        if let Err(error) = self.turns.join(backend) {
+            events.keep(spare);
+            return Err(error);
+        }
+        let point = events.mark_with(backend, spare, self.turns.stream())?;
         let end = End { point, seq: self.seq_next };
         self.seq_next += 1;
         self.bytes_in_flight += bytes;
@@ -315,22 +377,6 @@ impl Begun {
         // It is of several parts, of which some may be enqueued where it fails.
         self.needs_end = true;
         work(backend)
-    }
-
-    fn trunks(
-        &mut self,
-        backend: &mut dyn Backend,
-        len: Bytes,
-        mut trunk: impl FnMut(&mut dyn Backend, Bytes) -> Result<Bytes>,
-    ) -> Result<()> {
-        let mut at = Bytes::ZERO;
-        while at < len {
-            let moved = trunk(backend, at)?;
-            at += moved;
-            self.bytes += moved;
-            self.needs_end = true;
-        }
-        Ok(())
     }
 }
 

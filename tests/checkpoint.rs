@@ -48,7 +48,7 @@ fn backward(
 }
 
 #[test]
-fn every_input_is_home_for_its_recompute_under_any_schedule() {
+fn m03_every_input_is_home_for_its_recompute_under_any_schedule() {
     for seed in 0..100 {
         let mut rig = Rig::new(Config::adversary(seed), small_pool(Bytes::mib(1)), keep_one(), 1);
         let mut checkpoint = Checkpoint::new();
@@ -79,7 +79,7 @@ fn the_last_inputs_stay_and_all_others_are_off_the_device_after_a_flush() {
 }
 
 #[test]
-fn orders_and_lengths_that_change_cost_time_and_never_bytes() {
+fn h23_orders_and_lengths_that_change_cost_time_and_never_bytes() {
     let orders: [&[u64]; 5] = [
         &[5, 4, 3, 2, 1, 0],
         &[0, 1, 2, 3, 4, 5],

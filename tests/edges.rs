@@ -127,7 +127,7 @@ fn no_site_can_be_lost_unseen() {
 }
 
 /// The sources that wait and ask.
-const SOURCES: &[&str] = &["src/engine", "src/copy.rs", "src/stream.rs"];
+const SOURCES: &[&str] = &["src/engine", "src/copy.rs", "src/copy", "src/stream.rs"];
 
 fn names(site: Site, path: &std::path::Path) -> bool {
     if path.is_dir() {

@@ -103,6 +103,13 @@ fn session() -> Vec<String> {
             runs.push(mode("train", run, name, step, if name == offload { 6.0 } else { 30.0 }));
         }
     }
+    for (name, step) in [(checkpoint, 1.0), ("checkpoint+grow", 1.25), (offload, 1.02)] {
+        let said = format!(
+            r#""mode": "{name}", "first_step_seconds": {step}, "first_moved_bytes": 2e9,
+            "moved_bytes": 2e9"#
+        );
+        runs.push(line("first", "", 20, &said.replace('\n', " ")));
+    }
     runs.push(overlap("overlap", "gemm", 3, 0.1, 0.1));
     runs.push(overlap("overlap", "hbm", 4, 0.2, 0.2));
     runs.push(overlap("overlap", "hbm", 5, 0.202, 0.2));
@@ -160,6 +167,8 @@ fn a_whole_session_gives_every_figure_that_is_asked_for() {
     assert_eq!((figure("predict.train_step").value, figure("predict.train_step").reference), {
         (1.9, 2.012)
     });
+    // 2 GB at 8 GB/s on top of one second.
+    assert_eq!(figure("first.grown_step").reference, 1.25);
     assert_eq!(figure("sanitizer.memcheck").value, 2.0);
     assert_eq!((figure("link.both").value, figure("link.both").reference), (2.0, 2.0));
 }

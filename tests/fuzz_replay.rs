@@ -65,7 +65,7 @@ fn what_a_fuzzer_found_once_stays_mended() {
 }
 
 #[test]
-fn made_up_inputs_run_as_kept_ones_do() {
+fn h111_made_up_inputs_run_as_kept_ones_do() {
     for (name, body) in TARGETS {
         for seed in 1..=MADE_UP_COUNT {
             let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);

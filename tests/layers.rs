@@ -123,7 +123,7 @@ fn nothing_outside_tests_unwraps() {
 }
 
 #[test]
-fn what_the_laws_rule_out_is_nowhere() {
+fn h22_h65_m30_what_the_laws_rule_out_is_nowhere() {
     none(crate_sources().iter().flat_map(rules::banned).collect());
 }
 

@@ -7,6 +7,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
+#[path = "museum/apart.rs"]
+mod apart;
 #[path = "museum/broken.rs"]
 mod broken;
 #[path = "museum/ours.rs"]
@@ -126,7 +128,7 @@ fn in_the_same_circumstances_the_engine_keeps_the_order() {
 /// Engines of two devices share a pool of one block: each has events of its own, and a block
 /// crosses only when the other's event is done.
 #[test]
-fn engines_of_two_devices_share_blocks_and_no_events() {
+fn h18_engines_of_two_devices_share_blocks_and_no_events() {
     for seed in 0..40 {
         let world = World::new(Config::adversary(seed));
         let pinner = world.device(0).unwrap().pinner();

@@ -80,7 +80,7 @@ fn a_request_for_more_than_the_machine_has_is_refused_before_it_is_touched() {
 }
 
 #[test]
-fn a_driver_that_refuses_the_large_arena_gets_asked_for_smaller_ones() {
+fn h50_a_driver_that_refuses_the_large_arena_gets_asked_for_smaller_ones() {
     let paper = Paper::new(Bytes::gib(1));
     let options = PoolOptions {
         arena_bytes: Bytes::mib(32),

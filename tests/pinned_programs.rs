@@ -40,7 +40,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
 
     #[test]
-    fn no_program_of_two_clients_shares_loses_or_leaks_a_byte_or_an_event(program in steps()) {
+    fn h70_h79_no_program_of_two_clients_shares_loses_or_leaks_a_byte_or_an_event(
+        program in steps(),
+    ) {
         let mut world = World::new();
         for step in &program {
             world.step(step);

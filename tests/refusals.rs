@@ -256,7 +256,7 @@ fn an_engine_whose_verb_panicked_touches_the_driver_no_more() {
 }
 
 #[test]
-fn a_panic_does_not_leave_the_drop_of_an_engine() {
+fn h38_a_panic_does_not_leave_the_drop_of_an_engine() {
     let patient = Options { drop_deadline: Duration::from_secs(20), ..bounds() };
     let mut rig = lazy(FaultPlan::default(), patient, 1);
     let on = rig.streams[0].engine;

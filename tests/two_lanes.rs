@@ -39,9 +39,9 @@ impl Schedule for Ranked {
 
 /// The simulator's numbers of the streams of a rig with two: the engine opens its lanes first.
 const OUT: u32 = 2;
-const URGENT: u32 = 4;
-const FIRST: u32 = 5;
-const SECOND: u32 = 6;
+const URGENT: u32 = 6;
+const FIRST: u32 = 7;
+const SECOND: u32 = 8;
 
 fn rig(config: Config) -> Rig {
     // The framework notes its own uses: `fill` and `check` do.
@@ -95,7 +95,7 @@ fn a_block_is_not_lent_while_the_first_of_two_copy_ins_reads_it() {
 }
 
 #[test]
-fn bytes_stay_until_what_was_enqueued_of_a_failed_eviction_has_read_them() {
+fn h61_bytes_stay_until_what_was_enqueued_of_a_failed_eviction_has_read_them() {
     let refused = FaultPlan::default().at(Spot::Copy, 3, Fault::Refuse);
     let config = Config { faults: refused, ..Config::scheduled(Box::new(Lazy::default())) };
     let mut rig = rig(config);

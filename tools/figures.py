@@ -25,6 +25,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
+GROW = "checkpoint+grow"
 
 
 class Wrong(Exception):
@@ -140,6 +141,28 @@ def train(runs):
         "train.step_over_checkpoint": runs.pairs(ran[OFFLOAD], ran[CHECKPOINT], step),
         "train.freed_share": runs.pairs(ran[OFFLOAD], ran[CHECKPOINT], freed),
         "train.bit_equal": counted(hashed, lambda said: said["grad_checksum"] == wanted),
+    }
+
+
+def first(runs):
+    """First steps: of a job that reserved nothing, beside checkpointing's and the time in which the
+    pool pins so many bytes, as the same session measured it; and of one that reserved."""
+    grown, reserved, plain = (runs.of("first", mode=mode) for mode in (GROW, OFFLOAD, CHECKPOINT))
+    rates = sorted(ours for line in runs.of("pinned") for ours, _ in line["said"]["pairs"]
+                   if line["said"]["figure"].startswith("pinned.rate"))
+    step = seconds("first_step_seconds")
+
+    def moved(mine, _):
+        return mine["said"]["first_moved_bytes"] / 1e9, mine["said"]["moved_bytes"] / 1e9
+
+    def pinned(mine, other):
+        took, beside = step(mine, other)
+        return took, beside + mine["said"]["moved_bytes"] / (rates[len(rates) // 2] * 1e9)
+
+    return {
+        "first.moved_share": runs.pairs(grown, grown, moved),
+        "first.grown_step": runs.pairs(grown, plain, pinned) if rates else [],
+        "first.reserved_step": runs.pairs(reserved, plain, step),
     }
 
 
@@ -271,7 +294,8 @@ def main():
     machine = Machine(options.folder, options.rehearsal)
     runs = Runs(options.folder, options.rehearsal)
     asked = required()
-    pairs = {**train(runs), **overlap(runs), **told(runs, asked), **predict(runs), **checks(runs)}
+    pairs = {**train(runs), **first(runs), **overlap(runs), **told(runs, asked),
+             **predict(runs), **checks(runs)}
     unknown = [name for name in pairs if name not in asked]
     if unknown:
         raise Wrong(f"required.json asks nothing of {', '.join(unknown)}")

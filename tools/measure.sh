@@ -7,6 +7,7 @@
 #   conformance  promises of the driver seam that CUDA keeps             at most  30 s
 #   calibrate    the device's figures, for the simulated device                  45 s
 #   train        what is compared in turn, there and back, in one process       200 s
+#   first        first steps: with pinned memory reserved, and with none          60 s
 #   overlap      matrix products and memory-bound kernels in turn                60 s
 #   link         copies at the limit of the link, and the host's time for verbs           90 s
 #   pinned       page-locking beside the driver's own, and the pool's books     150 s
@@ -35,7 +36,7 @@ rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance calibrate train overlap link pinned predict sanitizer figures)
+all=(conformance calibrate train first overlap link pinned predict sanitizer figures)
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -48,7 +49,7 @@ while getopts o:t:r option; do
             copies=(--bytes 1MiB --count 4)
             promises=timed::
             rehearsal=(--rehearsal)
-            all=(conformance calibrate train overlap link pinned predict figures)
+            all=(conformance calibrate train first overlap link pinned predict figures)
             queued=(--total 8MiB --pairs 3)
             pinned=(--cold 1MiB --bytes 2MiB,4MiB)
             rounds=(--quick)
@@ -60,7 +61,7 @@ shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
 for part in "${parts[@]}"; do
-    case " conformance calibrate train overlap link pinned predict sanitizer figures " in
+    case " conformance calibrate train first overlap link pinned predict sanitizer figures " in
         *" $part "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
@@ -181,6 +182,12 @@ measure_train() {
     fi
 }
 
+measure_first() {
+    local modes=checkpoint,checkpoint+grow,checkpoint+offload
+    local back=checkpoint+offload,checkpoint+grow,checkpoint
+    example '' train --device "$device" "${sizes[@]}" --steps 3 --modes "$modes,$back"
+}
+
 measure_overlap() {
     local kind began=$SECONDS took=0
     for kind in gemm hbm hbm gemm gemm hbm; do
@@ -276,7 +283,7 @@ for part in "${parts[@]}"; do
         conformance) seconds=30 ;;
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
-        overlap) seconds=60 ;;
+        overlap | first) seconds=60 ;;
         pinned) seconds=150 ;;
         *) seconds=90 ;;
     esac

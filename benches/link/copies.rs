@@ -15,7 +15,7 @@ use crate::rig::{Plan, Rig, WHOLE, pieces, refused};
 use crate::{Bench, Better, Row, pairs};
 use lightering::backend::Backend;
 use lightering::{Bytes, Evict, Result};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Sustained, each way, for every size of pieces.
 pub(crate) fn bandwidth(bench: &Bench) -> Result<Vec<Row>> {
@@ -100,7 +100,61 @@ pub(crate) fn cold(bench: &Bench) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// A copy that a reader waits for, while others are fetched ahead: from the moment it was asked for
+/// until the reader may go on. The reference is two trunks and the copy, raw.
+pub(crate) fn urgent(bench: &Bench) -> Result<Vec<Row>> {
+    let bytes = Bytes::mib(64).min(Bytes(bench.total.0 / 2));
+    let Some(count) = bench.count(bytes) else { return Ok(Vec::new()) };
+    let plan = Plan::new(bytes, count);
+    let trunk = plan.options.ahead_trunk_bytes_max;
+    let mut rig = bench.rig(&plan)?;
+    let mut row = Row::new(String::from("link.urgent"), "us", Better::Lower);
+    let mut nth = 0;
+    let ours = |rig: &mut Rig| {
+        nth += 1;
+        rig.ours_urgent(Duration::from_micros(nth * 97 % 1000))
+    };
+    for (ours, raw) in pairs(&mut rig, bench.pairs, ours, |rig| rig.raw_urgent(trunk))? {
+        row.pairs.push((ours * 1e6, raw * 1e6));
+    }
+    rig.close()?;
+    Ok(vec![row])
+}
+
 impl Rig {
+    /// The copy comes at any moment of a trunk: `later` than the first one's start.
+    fn ours_urgent(&mut self, later: Duration) -> Result<f64> {
+        let storages = self.adopt()?;
+        self.evict(&storages)?;
+        self.flush()?;
+        self.engine.drain()?;
+        let (Some(urgent), Some((range, _))) = (storages.first(), self.raw.first()) else {
+            return Ok(0.0);
+        };
+        let (id, range) = (urgent.id(), *range);
+        self.prefetch(&storages[1..], 1)?;
+        let start = Instant::now();
+        while start.elapsed() < later {}
+        self.open_gate()?;
+        self.engine.refill(id, range, self.on)?;
+        let seconds = self.let_go(self.compute.id)?;
+        self.unheld = 0;
+        self.acquire(&storages[1..])?;
+        self.release(storages)?;
+        Ok(seconds)
+    }
+
+    /// Two trunks, then the copy.
+    fn raw_urgent(&mut self, trunk: Bytes) -> Result<f64> {
+        self.hold()?;
+        for _ in 0..2 {
+            self.raw_part_in(0, trunk)?;
+        }
+        self.raw_in(0..1, WHOLE)?;
+        self.follow(self.compute.id, self.back.id)?;
+        self.let_go(self.compute.id)
+    }
+
     fn ours_each_way(&mut self) -> Result<[f64; 2]> {
         let storages = self.adopt()?;
         self.hold()?;

@@ -43,12 +43,13 @@ Usage: link [options] [measure...]
 
   bandwidth   sustained, each way, pieces of 1 MiB to 1 GiB queued behind a kernel that holds them
   both        both ways at once
+  urgent      a copy that a reader waits for, while others are fetched ahead
   cold        one copy with the device idle, from the call to its event (CUDA only)
   latency     the host's time for evict and refill (CUDA only)
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
 
-Without a measure: the first four.
+Without a measure: the first five.
 
   --device NAME  auto, sim or cuda:N (default: auto)
   --pairs N      pairs of runs (default: 15)
@@ -58,16 +59,17 @@ Without a measure: the first four.
 ";
 
 const PAIRS_MAX: usize = 1000;
-const MEASURES: [(&str, Measure); 6] = [
+const MEASURES: [(&str, Measure); 7] = [
     ("bandwidth", copies::bandwidth),
     ("both", copies::both),
+    ("urgent", copies::urgent),
     ("cold", copies::cold),
     ("latency", latency::latency),
     ("trunks", copies::trunks),
     ("beside", beside::beside),
 ];
 /// Measured where none is named.
-const USUAL: usize = 4;
+const USUAL: usize = 5;
 
 type Measure = fn(&Bench) -> Result<Vec<Row>>;
 

@@ -56,6 +56,7 @@ impl Plan {
 
     pub(crate) fn trunks(mut self, trunk_bytes_max: Bytes) -> Plan {
         self.options.trunk_bytes_max = trunk_bytes_max;
+        self.options.ahead_trunk_bytes_max = trunk_bytes_max;
         self
     }
 }
@@ -172,6 +173,11 @@ impl Rig {
         Ok(())
     }
 
+    /// Opens the gate at once: what is timed begins on the compute stream now.
+    pub(crate) fn open_gate(&mut self) -> Result<()> {
+        self.backend.record(self.gate, self.compute.id)
+    }
+
     /// Orders a stream behind another's work until now.
     pub(crate) fn follow(&mut self, later: StreamId, earlier: StreamId) -> Result<()> {
         self.backend.record(self.link, earlier)?;
@@ -219,6 +225,16 @@ impl Rig {
             })?;
         }
         Ok(())
+    }
+
+    /// The first `len` bytes of one raw copy, back.
+    pub(crate) fn raw_part_in(&mut self, at: usize, len: Bytes) -> Result<()> {
+        let (device, block) = &self.raw[at];
+        let part = device.part(Bytes::ZERO, len.min(device.len()))?;
+        pieces(block, part, Bytes::MAX, |host, device| match &self.driver {
+            Some(driver) => driver.copy_in(device, host, self.back.raw).map_err(refused),
+            None => self.backend.copy_in(device, host, self.back.id),
+        })
     }
 
     /// Storages over the same device bytes as the raw copies'.

@@ -97,9 +97,10 @@ impl Rig {
         let pool =
             PinnedPool::new(backend.pinner(), PoolOptions { budget, ..PoolOptions::default() })?;
         pool.reserve(Bytes(room))?;
-        let trunk_bytes_max = wish.trunk.unwrap_or(Options::default().trunk_bytes_max);
-        let prefetch_count_max = count as usize;
-        let options = Options { prefetch_count_max, trunk_bytes_max, ..Options::default() };
+        let mut options = Options { prefetch_count_max: count as usize, ..Options::default() };
+        if let Some(trunk) = wish.trunk {
+            (options.trunk_bytes_max, options.ahead_trunk_bytes_max) = (trunk, trunk);
+        }
         let mut engine = Engine::new(device, &pool, options)?;
         let mut client = pool.client(backend.fence(), Bytes::MAX)?;
         let [busy, out, back, here] = make(|| backend.create_stream())?;

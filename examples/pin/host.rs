@@ -16,6 +16,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 type Code = c_int;
+type GetDevice = unsafe extern "C" fn(*mut c_int, c_int) -> Code;
+type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> Code;
+type WithPointer = unsafe extern "C" fn(*mut c_void) -> Code;
+type Alloc = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> Code;
 
 /// Host memory that its drop gives back.
 pub(crate) trait Hold {}
@@ -30,8 +34,8 @@ pub(crate) trait Host {
 #[derive(Debug)]
 pub(crate) struct Cuda {
     _library: Library,
-    alloc: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> Code,
-    free: unsafe extern "C" fn(*mut c_void) -> Code,
+    alloc: Alloc,
+    free: WithPointer,
 }
 
 /// The flags that the pool registers with: portable, mapped.
@@ -51,12 +55,11 @@ impl Cuda {
                 *unsafe { library.get::<$ty>($name) }.map_err(missing)?
             };
         }
-        let get = find!("cuDeviceGet": unsafe extern "C" fn(*mut c_int, c_int) -> Code);
-        let retain = find!("cuDevicePrimaryCtxRetain": unsafe extern "C" fn(*mut *mut c_void, c_int) -> Code);
-        let set = find!("cuCtxSetCurrent": unsafe extern "C" fn(*mut c_void) -> Code);
-        let alloc = find!("cuMemHostAlloc":
-            unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> Code);
-        let free = find!("cuMemFreeHost": unsafe extern "C" fn(*mut c_void) -> Code);
+        let get = find!("cuDeviceGet": GetDevice);
+        let retain = find!("cuDevicePrimaryCtxRetain": Retain);
+        let set = find!("cuCtxSetCurrent": WithPointer);
+        let alloc = find!("cuMemHostAlloc": Alloc);
+        let free = find!("cuMemFreeHost": WithPointer);
         let (mut device, mut context) = (0, ptr::null_mut());
         // SAFETY: the driver was started by whoever opened the device before; valid pointers.
         check(unsafe { get(&mut device, ordinal as c_int) }, "cuDeviceGet")?;

@@ -21,8 +21,9 @@ Usage: train [options]
 
   --text FILE           the text to learn (default: the one shipped in examples/data)
   --device NAME         auto, sim or cuda:N (default: auto)
-  --modes LIST          of none, checkpoint, checkpoint+offload, checkpoint+raw, with commas
-                        (default: the first three; the last one copies as many bytes for nothing)
+  --modes LIST          of none, checkpoint, checkpoint+offload, checkpoint+raw, checkpoint+grow,
+                        with commas (default: the first three; raw copies as many bytes for
+                        nothing; grow reserves no pinned memory: its first step takes it)
   --layers N            residual blocks (default: 6)
   --hidden N            channels of a token, a multiple of 8 (default: 640)
   --tokens N            bytes of text in a step, one stretch (default: 192)
@@ -59,10 +60,12 @@ pub(crate) enum Mode {
     Offload,
     /// It stays, and as many bytes are copied beside the model, which waits for none of them.
     Raw,
+    /// As `Offload`, where nobody reserved pinned memory: it is taken in the first step.
+    Grow,
 }
 
 impl Mode {
-    const ALL: [Mode; 4] = [Mode::None, Mode::Checkpoint, Mode::Offload, Mode::Raw];
+    const ALL: [Mode; 5] = [Mode::None, Mode::Checkpoint, Mode::Offload, Mode::Raw, Mode::Grow];
 
     /// As the command line and the reports call it.
     pub(crate) fn name(self) -> &'static str {
@@ -71,6 +74,7 @@ impl Mode {
             Mode::Checkpoint => "checkpoint",
             Mode::Offload => "checkpoint+offload",
             Mode::Raw => "checkpoint+raw",
+            Mode::Grow => "checkpoint+grow",
         }
     }
 }

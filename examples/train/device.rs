@@ -102,7 +102,7 @@ fn peak(options: &Options, mode: Mode) -> Bytes {
         Mode::None => options.shape.peak_bytes(layers, true),
         Mode::Checkpoint => options.shape.peak_bytes(layers, false),
         // Those kept, those on their way, and those coming back early.
-        Mode::Offload => {
+        Mode::Offload | Mode::Grow => {
             let resident = options.keep_last.saturating_add(4).min(layers);
             options.shape.peak_bytes(resident, false)
         }

@@ -13,6 +13,7 @@
 
 use lightering::backend::Backend;
 use lightering::{Bytes, DeviceRange, Error, Misuse, Result, StreamId};
+use std::time::Duration;
 
 /// Counts of what was moved, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,15 @@ impl Moved {
             refused: self.refused - earlier.refused,
         }
     }
+}
+
+/// Host time spent on page-locking memory for the inputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pinning {
+    /// Before the first step.
+    pub(crate) reserve: Duration,
+    /// In steps.
+    pub(crate) steps: Duration,
 }
 
 /// Keeper of the layers' inputs, and of the backend and the stream they are used on.
@@ -64,6 +74,11 @@ pub(crate) trait Inputs {
 
     /// What was moved so far.
     fn moved(&self) -> Moved;
+
+    /// What page-locking took so far.
+    fn pinning(&self) -> Pinning {
+        Pinning::default()
+    }
 
     /// Gives everything back; the device has nothing left to do.
     fn close(&mut self) -> Result<()>;

@@ -164,7 +164,8 @@ fn steps(
     let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
     let mut inputs: Box<dyn Inputs> = match mode {
         Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
-        Mode::Offload => Box::new(Offloaded::new(opened, limits)?),
+        Mode::Offload => Box::new(Offloaded::new(opened, limits, true)?),
+        Mode::Grow => Box::new(Offloaded::new(opened, limits, false)?),
         Mode::Raw => Box::new(Raw::new(opened.backend, limits)?),
     };
     let mut progress = Progress::new(mode.name(), options.steps, err);

@@ -4,23 +4,25 @@
 //! loop has to say to it.
 //!
 //! Invariant: all pinned memory that the inputs need is page-locked before the first step, as far
-//! as the budget goes; an input that finds no room stays on the device.
+//! as the budget goes, or in it where nothing is to be reserved; an input that finds no room stays
+//! on the device.
 //!
 //! ```text
 //!   take: engine.alloc      keep: checkpoint.keep      restore, done: checkpoint's
 //!   the compute stream is the model's own; the engine knows it by its raw handle
 //! ```
 //!
-//! `main` makes one for the mode `checkpoint+offload`; `trainer` uses it.
+//! `main` makes one for the modes `checkpoint+offload` and `checkpoint+grow`; `trainer` uses it.
 
 use crate::device::Opened;
-use crate::inputs::{Inputs, Moved};
+use crate::inputs::{Inputs, Moved, Pinning};
 use lightering::adapter::Checkpoint;
 use lightering::backend::Backend;
 use lightering::pinned::{Budget, PinnedPool, PoolOptions};
 use lightering::policy::Kept;
 use lightering::storage::Storage;
 use lightering::{Bytes, DeviceRange, Engine, Error, Misuse, Options, Result, StreamId};
+use std::time::{Duration, Instant};
 
 /// Memory is pinned in whole pages.
 const PAGE: u64 = 4096;
@@ -36,6 +38,7 @@ pub(crate) struct Offloaded {
     /// Inputs taken and not kept yet, by layer.
     taken: Vec<Option<Storage>>,
     bytes: Bytes,
+    reserve: Duration,
 }
 
 /// What there is to move, and how far to go.
@@ -54,8 +57,9 @@ pub(crate) struct Limits {
 }
 
 impl Offloaded {
-    /// An engine of its own on the device opened.
-    pub(crate) fn new(opened: Opened, limits: Limits) -> Result<Offloaded> {
+    /// An engine of its own on the device opened. Without `reserves` pinned memory is taken by the
+    /// first step's evictions.
+    pub(crate) fn new(opened: Opened, limits: Limits, reserves: bool) -> Result<Offloaded> {
         let Opened { mut backend, engine: device, .. } = opened;
         let Limits { layers, bytes, keep_last, pinned, prefetch } = limits;
         // A pool has at least a page, which holds no input but the smallest.
@@ -64,9 +68,11 @@ impl Offloaded {
         let pool = PinnedPool::new(backend.pinner(), options)?;
         let moved = layers.saturating_sub(keep_last) as u64;
         let needed = moved.saturating_mul(room(bytes).0).min(pool.budget().0 / PAGE * PAGE);
-        if needed >= room(bytes).0 {
+        let start = Instant::now();
+        if reserves && needed >= room(bytes).0 {
             pool.reserve(Bytes(needed))?;
         }
+        let reserve = start.elapsed();
         let options = Options {
             keep_last_count: keep_last,
             storage_bytes_min: Bytes::ZERO,
@@ -81,7 +87,7 @@ impl Offloaded {
         let compute = engine.adopt_stream(backend.raw_stream(stream)?)?;
         let taken = (0..layers).map(|_| None).collect();
         let checkpoint = Checkpoint::new();
-        Ok(Offloaded { backend, stream, engine, compute, checkpoint, taken, bytes })
+        Ok(Offloaded { backend, stream, engine, compute, checkpoint, taken, bytes, reserve })
     }
 }
 
@@ -141,6 +147,11 @@ impl Inputs for Offloaded {
             freed: Bytes(stats.released_bytes),
             refused: refused.iter().sum(),
         }
+    }
+
+    fn pinning(&self) -> Pinning {
+        let all = self.engine.stats().pinned.counts.pin_time;
+        Pinning { reserve: self.reserve, steps: all.saturating_sub(self.reserve) }
     }
 
     fn close(&mut self) -> Result<()> {

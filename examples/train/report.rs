@@ -55,6 +55,11 @@ pub(crate) fn json(options: &Options, about: &About, (mode, outcome): &Row) -> S
     field("boundary_bytes", shape.boundaries_bytes().0.to_string());
     field("moved_bytes", of(|outcome| outcome.moved.out.0.to_string()));
     field("freed_bytes", of(|outcome| outcome.moved.freed.0.to_string()));
+    field("first_moved_bytes", of(|outcome| outcome.first_moved.out.0.to_string()));
+    // The host's time, which a simulated device knows nothing of.
+    let real = |value: String| if about.simulated { String::from("null") } else { value };
+    field("reserve_seconds", real(of(|outcome| seconds(outcome.pinning.reserve))));
+    field("pin_seconds", real(of(|outcome| seconds(outcome.pinning.steps))));
     field("first_step_seconds", of(|outcome| number(outcome.first_step.as_secs_f64())));
     field("step_seconds", of(|outcome| number(outcome.step.as_secs_f64())));
     format!("{{{fields}}}")
@@ -69,15 +74,16 @@ pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
     };
     let mut text = format!(
         "device bytes: most ever, after the forward, after a flush; {times}; \
-         layers' inputs a step\n"
+         layers' inputs a step, moved in the first and in the last; pinned beforehand\n"
     );
-    let mut row = |cells: [&str; 10]| {
-        let [mode, peak, forward, flush, first, step, loss, hash, inputs, moved] = cells;
+    let mut row = |cells: [&str; 12]| {
+        let [mode, peak, forward, flush, first, step, loss, hash, inputs, early, moved, pin] =
+            cells;
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "{mode:18} {peak:>10} {forward:>10} {flush:>10} {first:>10} {step:>10} {loss:>6} \
-             {hash:>16} {inputs:>10} {moved:>10}"
+             {hash:>16} {inputs:>10} {early:>10} {moved:>10} {pin:>8}"
         );
     };
     row([
@@ -90,14 +96,16 @@ pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
         "loss",
         "gradients",
         "inputs",
+        "at first",
         "moved",
+        "pinned",
     ]);
     let inputs = options.shape.boundaries_bytes().to_string();
     let computed = |value: String| if options.times_only { String::from("-") } else { value };
     for (mode, outcome) in rows {
         let Some(outcome) = outcome else {
             let free = "out of memory";
-            row([mode.name(), free, "", "", "", "", "", "", &inputs, ""]);
+            row([mode.name(), free, "", "", "", "", "", "", &inputs, "", "", ""]);
             continue;
         };
         row([
@@ -110,7 +118,12 @@ pub(crate) fn table(options: &Options, about: &About, rows: &[Row]) -> String {
             &computed(format!("{:.4}", outcome.loss)),
             &computed(hash(outcome.checksum)),
             &inputs,
+            &outcome.first_moved.out.to_string(),
             &outcome.moved.out.to_string(),
+            &match about.simulated {
+                true => String::from("-"),
+                false => time(outcome.pinning.reserve),
+            },
         ]);
     }
     text
@@ -136,6 +149,10 @@ fn hash(checksum: u64) -> String {
 
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.escape_default())
+}
+
+fn seconds(time: Duration) -> String {
+    number(time.as_secs_f64())
 }
 
 /// JSON has no infinities.

@@ -14,7 +14,7 @@
 //! `main` uses it.
 
 use crate::args::Mode;
-use crate::inputs::{Inputs, Moved};
+use crate::inputs::{Inputs, Moved, Pinning};
 use crate::kernel::tally::STATE_BYTES;
 use crate::meter::Meter;
 use crate::model::{Model, Slab};
@@ -39,8 +39,11 @@ pub(crate) struct Outcome {
     /// Device bytes taken when the last step's forward was enqueued, and after `flush`.
     pub(crate) after_forward: Bytes,
     pub(crate) after_flush: Bytes,
-    /// What was moved in one step, the last.
+    /// What was moved in one step, the last, and in the first.
     pub(crate) moved: Moved,
+    pub(crate) first_moved: Moved,
+    /// What page-locking for the inputs took.
+    pub(crate) pinning: Pinning,
     pub(crate) first_step: Duration,
     /// Median of the steps that are neither the first nor the last.
     pub(crate) step: Duration,
@@ -114,12 +117,15 @@ impl<'a> Trainer<'a> {
         self.record(0)?;
         let mut reads: Vec<Read> = Vec::new();
         let mut memory = (Bytes::ZERO, Bytes::ZERO);
-        let mut moved = (Moved::default(), Moved::default());
+        let mut moved = [Moved::default(); 3];
         for step in 0..steps {
             if step + 1 == steps {
-                moved.0 = self.inputs.moved();
+                moved[1] = self.inputs.moved();
             }
             let at_end = self.step(step, step + 1 == steps)?;
+            if step == 0 {
+                moved[0] = self.inputs.moved();
+            }
             memory = at_end.unwrap_or(memory);
             self.record(step + 1)?;
             if step > 0 {
@@ -129,10 +135,11 @@ impl<'a> Trainer<'a> {
         }
         reads.push(self.finish(steps - 1)?);
         progress(steps, reads.last().map_or(0.0, |read| read.loss));
-        moved.1 = self.inputs.moved();
+        moved[2] = self.inputs.moved();
+        let pinning = self.inputs.pinning();
         let peak = self.meter.peak();
         self.close()?;
-        Ok(outcome(&reads, memory, moved, peak))
+        Ok(Outcome { pinning, ..outcome(&reads, memory, moved, peak) })
     }
 
     /// Enqueues one step. Where `measure` says so, returns the device bytes taken after the
@@ -249,7 +256,7 @@ fn slot_bytes(shape: &Shape) -> u64 {
 fn outcome(
     reads: &[Read],
     (after_forward, after_flush): (Bytes, Bytes),
-    moved: (Moved, Moved),
+    [first_moved, before_last, all_moved]: [Moved; 3],
     peak: Bytes,
 ) -> Outcome {
     assert!(!reads.is_empty(), "a run has at least one step");
@@ -265,7 +272,9 @@ fn outcome(
         peak,
         after_forward,
         after_flush,
-        moved: moved.1.since(&moved.0),
+        moved: all_moved.since(&before_last),
+        first_moved,
+        pinning: Pinning::default(),
         first_step: first.time,
         step: times[times.len() / 2],
     }

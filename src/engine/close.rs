@@ -15,7 +15,7 @@
 
 use super::Engine;
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Slot};
 use crate::trace::Site;
 use crate::unit::{StorageId, Table};
@@ -166,7 +166,9 @@ impl Engine {
         result = result.and(self.events.close(backend));
         result = result.and(self.timers.close(backend));
         for lane in [&self.out, &self.ahead, &self.urgent] {
-            result = result.and(backend.close_stream(lane.stream()));
+            for stream in lane.streams() {
+                result = result.and(backend.close_stream(*stream));
+            }
         }
         for ledger in self.ledgers.drain(..) {
             result = result.and(backend.close_stream(ledger.stream));
@@ -195,8 +197,9 @@ impl Engine {
         let start = Instant::now();
         loop {
             match self.step() {
-                // Nobody is left to be told, and what was refused may work the next time.
-                Err(error) if !error.is_lost() => {}
+                // Nobody is left to be told, and what was refused may work the next time; but not
+                // in a forked child, or while the process exits.
+                Err(error) if !is_final(&error) => {}
                 other => other?,
             }
             let moving = [&self.out, &self.ahead, &self.urgent];
@@ -231,6 +234,11 @@ impl Engine {
         }
         self.is_closed = true;
     }
+}
+
+/// No later call in this process can work.
+fn is_final(error: &Error) -> bool {
+    error.is_lost() || error.kind() == Kind::Closed || error.kind() == Kind::Usage(Misuse::Forked)
 }
 
 fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {

@@ -127,7 +127,9 @@ impl Engine {
         let mut block = lent.block;
         block.mark_written(len)?;
         let at = self.leaving_slot();
-        match self.submit_out(id, range, on, &block, after.as_ref(), at) {
+        let submitted = self.submit_out(id, range, on, &block, after.as_ref(), at);
+        self.after.clear();
+        match submitted {
             Ok(end) => {
                 let transfer = Transfer { storage: id, seq: end.seq, bytes: len };
                 let sum = self.sum_left(at, id, end.seq);
@@ -156,7 +158,8 @@ impl Engine {
         }
     }
 
-    /// A block; where the pool has none, those given back busy are asked about first.
+    /// A block; where the pool has none, those given back busy are asked about first. In the first
+    /// step the pool may grow for it, and the host waits that long: nobody reserved.
     fn lend(&mut self, len: Bytes, name: Name) -> Result<Lent> {
         let lent = match self.client.lend(len, name) {
             Err(error) if error.is_retryable() => {
@@ -202,7 +205,8 @@ impl Engine {
         let mut sum = self.checks.as_ref().zip(at).map(|(checks, at)| {
             move |backend: &mut dyn Backend| checks.enqueue(backend, at, range)
         });
-        let job = Job { storage: id, work: sum.as_mut().map(|sum| sum as Work<'_>) };
+        let (after, work) = (&self.after[..], sum.as_mut().map(|sum| sum as Work<'_>));
+        let job = Job { storage: id, after, work };
         self.out.copy_out(&mut self.backend, &mut self.events, limits, job, range, block)
     }
 
@@ -221,16 +225,16 @@ impl Engine {
             // Where other streams have read them since, the write is older: not told again.
             backend.note(Actor::Stream(compute), &[Use::write(range)])?;
         }
+        self.after.clear();
         let produced = self.events.mark(backend, compute)?;
-        self.out.wait(backend, &produced, Site::ProducerDone)?;
+        self.after.push((produced, Site::ProducerDone));
         for other in others.iter() {
             let stream = self.ledgers[other].stream;
             let used = self.events.mark(backend, stream)?;
-            self.out.wait(backend, &used, Site::OtherUsersDone)?;
+            self.after.push((used, Site::OtherUsersDone));
         }
-        if let Some(after) = after {
-            self.out.wait(backend, after, Site::BlockReuseWait)?;
-        }
+        let reused = after.map(|after| (after.clone(), Site::BlockReuseWait));
+        self.after.extend(reused);
         Ok(())
     }
 

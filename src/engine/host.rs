@@ -147,6 +147,26 @@ impl Engine {
         block.read(offset, target)
     }
 
+    /// Asks that copies give way to what was enqueued on `stream` until now, such as a collective
+    /// that shares the link: copies out and ahead that are begun later wait for it, on the device.
+    /// Copies under way go on, at most two trunks at a time of those ahead; a copy that a reader
+    /// waits for does not give way.
+    ///
+    /// # Errors
+    /// `Usage` for streams; driver errors, after which some copies may give way.
+    pub fn give_way(&mut self, stream: StreamId) -> Result<()> {
+        const OP: &str = "give_way";
+        self.begin(OP)?;
+        self.open_stream(stream, OP)?;
+        self.free_events()?;
+        let point = self.events.mark(&mut self.backend, stream);
+        let point = self.seen(point)?;
+        let waited = self.out.give_way(&mut self.backend, &point);
+        self.seen(waited)?;
+        let waited = self.ahead.give_way(&mut self.backend, &point);
+        self.seen(waited)
+    }
+
     /// Gives a resident storage's host copy up, so that others can have the block. The next
     /// eviction copies again.
     ///

@@ -35,7 +35,7 @@ use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::T
 use crate::checksum::Checks;
 use crate::copy::Lane;
 use crate::error::{Error, Kind, Misuse, Result};
-use crate::pinned::{Client, PinnedPool};
+use crate::pinned::{Client, Growth, PinnedPool};
 use crate::policy::Policy;
 use crate::prefetch::Prefetcher;
 use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
@@ -61,6 +61,8 @@ pub struct Engine {
     out: Lane,
     ahead: Lane,
     urgent: Lane,
+    /// What the next copy waits for; kept for its room.
+    after: Vec<(Point, Site)>,
     slots: Table<Slot>,
     /// Device ranges of storages by first address: end, storage.
     ranges: BTreeMap<u64, (u64, StorageId)>,
@@ -105,10 +107,14 @@ impl Engine {
     pub fn new(backend: Box<dyn Backend>, pool: &PinnedPool, options: Options) -> Result<Engine> {
         options.check()?;
         let mut backend = Traced::new(backend, options.ring_records);
-        let client = pool.client(backend.fence(), options.pinned_quota_max)?;
-        let out = Lane::open(&mut backend)?;
-        let ahead = Lane::open(&mut backend)?;
-        let urgent = Lane::open(&mut backend)?;
+        let mut client = pool.client(backend.fence(), options.pinned_quota_max)?;
+        if options.pinned_growth == Growth::Closed {
+            client.set_growth(Growth::Closed);
+        }
+        let out = Lane::open(&mut backend, false)?;
+        // Sums are made in the order of one stream.
+        let ahead = Lane::open(&mut backend, !options.verify)?;
+        let urgent = Lane::open(&mut backend, false)?;
         // At most one message per storage, so `storages_max` bounds it.
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
         let engine = Engine {
@@ -116,6 +122,7 @@ impl Engine {
             timers: EventPool::new(STALLS_MAX * 2, Timing::On),
             busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
             returned: Vec::new(),
+            after: Vec::new(),
             slots: Table::new("storage", options.storages_max),
             ranges: BTreeMap::new(),
             ledgers: Vec::new(),
@@ -212,8 +219,8 @@ impl Engine {
         if let Some(known) = self.ledgers.iter().find(|ledger| ledger.raw == raw) {
             return Ok(known.stream);
         }
-        for lane in [&self.out, &self.ahead, &self.urgent] {
-            if self.backend.raw_stream(lane.stream())? == raw {
+        for lane in self.lane_streams() {
+            if self.backend.raw_stream(lane)? == raw {
                 return Err(Error::usage(Misuse::SameStream, "adopt_stream"));
             }
         }
@@ -275,6 +282,9 @@ impl Engine {
     }
 
     fn next_pass(&mut self) {
+        if self.stats.evicted_count > 0 {
+            self.client.set_growth(self.options.growth_when_warm());
+        }
         let slots = &mut self.slots;
         self.prefetcher.next_pass(|storage, ordinal| {
             if let Ok(slot) = slots.get_mut(storage.0, "mark_step") {
@@ -335,13 +345,18 @@ impl Engine {
         Ok(())
     }
 
+    fn lane_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
+        let lanes = [&self.out, &self.ahead, &self.urgent];
+        lanes.into_iter().flat_map(|lane| lane.streams()).copied()
+    }
+
     /// The number of a stream the engine serves.
     fn stream_index(&self, stream: StreamId, op: &'static str) -> Result<usize> {
         if let Some(index) = self.ledgers.iter().position(|ledger| ledger.stream == stream) {
             return Ok(index);
         }
-        let lanes = [self.out.stream(), self.ahead.stream(), self.urgent.stream()];
-        let misuse = if lanes.contains(&stream) { Misuse::SameStream } else { Misuse::Foreign };
+        let is_lane = self.lane_streams().any(|lane| lane == stream);
+        let misuse = if is_lane { Misuse::SameStream } else { Misuse::Foreign };
         Err(Error::usage(misuse, op).of("stream").detail(match misuse {
             Misuse::Foreign => format!("{stream:?} (adopt it first)"),
             _ => format!("{stream:?}"),

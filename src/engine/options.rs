@@ -12,9 +12,10 @@
 
 use crate::copy::LaneLimits;
 use crate::error::{Error, Misuse, Result};
+use crate::pinned::Growth;
 use crate::policy::PolicyLimits;
 use crate::prefetch::PrefetchLimits;
-use crate::storage::StreamSet;
+use crate::storage::{Inward, StreamSet};
 use crate::unit::Bytes;
 use std::time::Duration;
 
@@ -32,12 +33,20 @@ pub struct Options {
     pub keep_last_count: usize,
     /// Storages offered with fewer bytes stay on the device.
     pub storage_bytes_min: Bytes,
-    /// A copy is enqueued in pieces of at most so many bytes.
+    /// A copy is enqueued in pieces of at most so many bytes. Where nothing may come between them
+    /// (on its way out, and for a reader that waits) cutting it only costs: each piece has a start.
     pub trunk_bytes_max: Bytes,
+    /// As `trunk_bytes_max`, of copies ahead. These give way: an urgent copy, of this engine or of
+    /// anybody else, waits for at most two such pieces.
+    pub ahead_trunk_bytes_max: Bytes,
     /// Copies under way in one direction.
     pub transfers_max: usize,
     /// Pinned bytes this engine may hold, within the pool's budget.
     pub pinned_quota_max: Bytes,
+    /// Whether evictions may grow the pool. `Allowed` is until the first step is over, so that a
+    /// job that reserved nothing gets its memory in that step, and no later one waits for pinning;
+    /// `Late` is always, and what comes after the first step is counted apart; `Closed` is never.
+    pub pinned_growth: Growth,
     /// Events of the driver this engine may hold.
     pub events_max: usize,
     /// Storages alive at once.
@@ -78,9 +87,11 @@ impl Default for Options {
             prefetch_count_max: 2,
             keep_last_count: 1,
             storage_bytes_min: Bytes::kib(1),
-            trunk_bytes_max: Bytes::mib(32),
+            trunk_bytes_max: Bytes::MAX,
+            ahead_trunk_bytes_max: Bytes::mib(32),
             transfers_max: 1024,
             pinned_quota_max: Bytes::MAX,
+            pinned_growth: Growth::Allowed,
             events_max: 8192,
             storages_max: 1 << 20,
             streams_max: 16,
@@ -106,6 +117,9 @@ impl Options {
         let bad = |detail| Err(Error::usage(Misuse::BadValue, "options").detail(detail));
         if self.trunk_bytes_max.is_zero() {
             return bad("trunk_bytes_max is zero");
+        }
+        if self.ahead_trunk_bytes_max.is_zero() {
+            return bad("ahead_trunk_bytes_max is zero");
         }
         if self.transfers_max == 0 {
             return bad("transfers_max is zero");
@@ -134,8 +148,26 @@ impl Options {
         Ok(())
     }
 
+    /// What becomes of `pinned_growth` once the first step is over.
+    pub(super) fn growth_when_warm(&self) -> Growth {
+        match self.pinned_growth {
+            Growth::Allowed => Growth::Closed,
+            other => other,
+        }
+    }
+
     pub(super) fn lane(&self) -> LaneLimits {
         LaneLimits { trunk_bytes_max: self.trunk_bytes_max, flights_max: self.transfers_max }
+    }
+
+    pub(super) fn lane_in(&self, inward: Inward) -> LaneLimits {
+        match inward {
+            Inward::Ahead => {
+                let trunk_bytes_max = self.trunk_bytes_max.min(self.ahead_trunk_bytes_max);
+                LaneLimits { trunk_bytes_max, ..self.lane() }
+            }
+            Inward::Urgent => self.lane(),
+        }
     }
 
     pub(super) fn policy(&self) -> PolicyLimits {
@@ -163,6 +195,10 @@ mod tests {
         assert!(Options::default().check().is_ok());
         for (options, field) in [
             (Options { trunk_bytes_max: Bytes::ZERO, ..Options::default() }, "trunk_bytes_max"),
+            (
+                Options { ahead_trunk_bytes_max: Bytes::ZERO, ..Options::default() },
+                "ahead_trunk_bytes_max",
+            ),
             (Options { transfers_max: 0, ..Options::default() }, "transfers_max"),
             (Options { events_max: 7, ..Options::default() }, "events_max"),
             (Options { storages_max: 0, ..Options::default() }, "storages_max"),

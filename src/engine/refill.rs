@@ -239,6 +239,7 @@ impl Engine {
         let arriving = self.arriving_slot(sum, inward.way());
         let at = arriving.map(|(at, _)| at);
         let copied = self.copy_in(id, target, inward, at);
+        self.after.clear();
         match &copied {
             Ok(end) => self.sum_arrives(id, arriving, end.seq),
             Err(_) => self.slot_unused(at),
@@ -260,27 +261,21 @@ impl Engine {
             let taken = Use { access: Access::Alloc, span: target.into() };
             self.backend.note(Actor::Stream(stream), &[taken])?;
         }
-        let limits = self.options.lane();
+        let limits = self.options.lane_in(inward);
         if self.lane_in(inward).is_full(limits) {
             self.poll_in(inward)?;
         }
         if self.lane_in(inward).is_full(limits) {
             return Err(self.lane_full(id, "refill"));
         }
-        let lane = match inward {
-            Inward::Ahead => &self.ahead,
-            Inward::Urgent => &self.urgent,
-        };
-        let backend = &mut self.backend;
         let slot = self.slots.get(id.0, "refill")?;
-        let free = self.events.mark(backend, stream)?;
-        lane.wait(backend, &free, Site::TargetFree)?;
-        if let Some(out) = &slot.out {
-            lane.wait(backend, &out.point, Site::RefillAfterCopyOut)?;
-        }
-        if let Some(earlier) = slot.last_copy_in() {
-            lane.wait(backend, &earlier.point, Site::EarlierCopyIn)?;
-        }
+        self.after.clear();
+        let free = self.events.mark(&mut self.backend, stream)?;
+        self.after.push((free, Site::TargetFree));
+        let out = slot.out.as_ref().map(|out| (out.point.clone(), Site::RefillAfterCopyOut));
+        self.after.extend(out);
+        let earlier = slot.last_copy_in();
+        self.after.extend(earlier.map(|end| (end.point.clone(), Site::EarlierCopyIn)));
         Ok(slot.sum)
     }
 
@@ -302,8 +297,9 @@ impl Engine {
         let mut sum = self.checks.as_ref().zip(at).map(|(checks, at)| {
             move |backend: &mut dyn Backend| checks.enqueue(backend, at, target)
         });
-        let job = Job { storage: id, work: sum.as_mut().map(|sum| sum as Work<'_>) };
-        let limits = self.options.lane();
+        let (after, work) = (&self.after[..], sum.as_mut().map(|sum| sum as Work<'_>));
+        let job = Job { storage: id, after, work };
+        let limits = self.options.lane_in(inward);
         lane.copy_in(&mut self.backend, &mut self.events, limits, job, target, block)
     }
 

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tightest_group_on_the_way_up_limits_both_kinds_of_budget() {
+    fn h75_the_tightest_group_on_the_way_up_limits_both_kinds_of_budget() {
         let root = Root::new(&[
             MEMINFO,
             ("proc/self/cgroup", "0::/jobs/one\n"),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_sees_its_group_as_the_root_is_limited_too() {
+    fn h75_a_container_that_sees_its_group_as_the_root_is_limited_too() {
         let root = Root::new(&[
             MEMINFO,
             ("proc/self/cgroup", "3:cpu:/\n4:memory:/docker/0123\n0::/\n"),

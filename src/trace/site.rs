@@ -94,6 +94,11 @@ sites! {
     FreeAfterUsers => E2,
     /// Release of owned device bytes that a copy-in may still be writing.
     FreeAfterCopyIn => E2,
+    /// A copy ahead goes on, on the lane's next stream, behind what it did two turns before: with
+    /// that it is behind all that its first trunk waited for.
+    AheadTurn => E5,
+    /// The end of a copy ahead waits for the turn before, on another of the lane's streams.
+    AheadJoin => E6,
     /// The engine's own bookkeeping of copies in flight.
     TransferQuery => E7,
 }

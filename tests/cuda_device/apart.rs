@@ -36,35 +36,39 @@ fn child(name: &str) -> std::process::Output {
 }
 
 #[test]
-fn a_kernel_that_faults_is_a_loss_from_there_on_and_the_process_ends_well() {
-    apart("a_kernel_that_faults_is_a_loss_from_there_on_and_the_process_ends_well", 0, |mut c| {
-        let (stream, fence) = (c.create_stream().unwrap(), c.fence());
-        let host = Host::new(&c, 4096);
-        let event = c.create_event(Timing::Off).unwrap();
-        c.launch(&POKE, Grid::row(1, 1), &[Arg::U64(64)], stream).unwrap();
-        let first = match c.record(event, stream).and_then(|()| poll(&mut c, event)) {
-            Err(error) => error,
-            Ok(()) => c.sync().unwrap_err(),
-        };
-        println!("{first}");
-        assert_eq!(first.kind(), Kind::Lost);
-        for after in [
-            c.record(event, stream),
-            c.sync(),
-            c.create_stream().map(drop),
-            fence.done(event).map(drop),
-            c.pinner().unregister(host.ptr()),
-            Cuda::open(0).map(drop),
-        ] {
-            let after = after.unwrap_err();
-            assert_eq!((after.kind(), after.op()), (Kind::Lost, first.op()), "{after}");
-        }
-    });
+fn h54_a_kernel_that_faults_is_a_loss_from_there_on_and_the_process_ends_well() {
+    apart(
+        "h54_a_kernel_that_faults_is_a_loss_from_there_on_and_the_process_ends_well",
+        0,
+        |mut c| {
+            let (stream, fence) = (c.create_stream().unwrap(), c.fence());
+            let host = Host::new(&c, 4096);
+            let event = c.create_event(Timing::Off).unwrap();
+            c.launch(&POKE, Grid::row(1, 1), &[Arg::U64(64)], stream).unwrap();
+            let first = match c.record(event, stream).and_then(|()| poll(&mut c, event)) {
+                Err(error) => error,
+                Ok(()) => c.sync().unwrap_err(),
+            };
+            println!("{first}");
+            assert_eq!(first.kind(), Kind::Lost);
+            for after in [
+                c.record(event, stream),
+                c.sync(),
+                c.create_stream().map(drop),
+                fence.done(event).map(drop),
+                c.pinner().unregister(host.ptr()),
+                Cuda::open(0).map(drop),
+            ] {
+                let after = after.unwrap_err();
+                assert_eq!((after.kind(), after.op()), (Kind::Lost, first.op()), "{after}");
+            }
+        },
+    );
 }
 
 #[test]
-fn a_context_reset_by_another_library_is_a_loss() {
-    apart("a_context_reset_by_another_library_is_a_loss", 0, |mut c| {
+fn h59_a_context_reset_by_another_library_is_a_loss() {
+    apart("h59_a_context_reset_by_another_library_is_a_loss", 0, |mut c| {
         let stream = c.create_stream().unwrap();
         let event = c.create_event(Timing::Off).unwrap();
         c.record(event, stream).unwrap();
@@ -78,8 +82,8 @@ fn a_context_reset_by_another_library_is_a_loss() {
 }
 
 #[test]
-fn a_forked_child_is_refused_and_the_parents_bytes_stay() {
-    apart("a_forked_child_is_refused_and_the_parents_bytes_stay", 0, |mut c| {
+fn h41_h42_a_forked_child_is_refused_and_the_parents_bytes_stay() {
+    apart("h41_h42_a_forked_child_is_refused_and_the_parents_bytes_stay", 0, |mut c| {
         let stream = c.create_stream().unwrap();
         let mut host = Host::new(&c, 1 << 20);
         let at = c.alloc_device(Bytes(1 << 20), stream).unwrap();
@@ -120,8 +124,8 @@ extern "C" fn drop_at_exit() {
 }
 
 #[test]
-fn an_exit_with_copies_in_flight_keeps_the_programs_exit_code() {
-    const NAME: &str = "an_exit_with_copies_in_flight_keeps_the_programs_exit_code";
+fn h39_an_exit_with_copies_in_flight_keeps_the_programs_exit_code() {
+    const NAME: &str = "h39_an_exit_with_copies_in_flight_keeps_the_programs_exit_code";
     for _ in 0..10 {
         apart(NAME, 7, |mut c| {
             let stream = c.create_stream().unwrap();
@@ -138,8 +142,8 @@ fn an_exit_with_copies_in_flight_keeps_the_programs_exit_code() {
 }
 
 #[test]
-fn a_device_dropped_after_the_drivers_own_exit_hooks_touches_nothing() {
-    const NAME: &str = "a_device_dropped_after_the_drivers_own_exit_hooks_touches_nothing";
+fn h60_m31_a_device_dropped_after_the_drivers_own_exit_hooks_touches_nothing() {
+    const NAME: &str = "h60_m31_a_device_dropped_after_the_drivers_own_exit_hooks_touches_nothing";
     if std::env::var_os(STORY).is_some_and(|story| story == *format!("apart::{NAME}")) {
         // SAFETY: the hook is ours and runs on the exiting thread.
         assert_eq!(unsafe { libc::atexit(drop_at_exit) }, 0);

@@ -46,7 +46,7 @@ fn bytes_that_left_come_back_equal() {
 }
 
 #[test]
-fn a_copy_waits_for_the_kernel_whose_event_its_stream_waits_for() {
+fn h01_h04_a_copy_waits_for_the_kernel_whose_event_its_stream_waits_for() {
     let Some(mut cuda) = cuda() else { return };
     let mut host = Host::new(&cuda, MIB);
     let (compute, lane) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());
@@ -72,7 +72,7 @@ fn a_copy_waits_for_the_kernel_whose_event_its_stream_waits_for() {
 }
 
 #[test]
-fn the_default_streams_serve_as_borrowed_ones() {
+fn h20_the_default_streams_serve_as_borrowed_ones() {
     let Some(mut cuda) = cuda() else { return };
     let mut host = Host::new(&cuda, 4096);
     for (raw, value) in [(0, 10), (1, 11), (2, 12)] {
@@ -93,7 +93,7 @@ fn the_default_streams_serve_as_borrowed_ones() {
 }
 
 #[test]
-fn a_thread_without_a_context_is_left_without_one() {
+fn h66_a_thread_without_a_context_is_left_without_one() {
     std::thread::spawn(|| {
         let Some(mut cuda) = cuda() else { return };
         assert_eq!(current(), 0);
@@ -127,7 +127,7 @@ fn time_between_events_is_at_least_what_the_stream_was_held() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error_and_no_loss() {
+fn h47_what_does_not_fit_is_an_error_and_no_loss() {
     let Some(mut cuda) = cuda() else { return };
     let stream = cuda.create_stream().unwrap();
     let memory = cuda.memory().unwrap();
@@ -194,7 +194,7 @@ fn another_thread_learns_when_a_copy_is_done() {
 }
 
 #[test]
-fn a_graph_capture_is_neither_joined_nor_ended() {
+fn h64_a_graph_capture_is_neither_joined_nor_ended() {
     let Some(mut cuda) = cuda() else { return };
     let begin: unsafe extern "C" fn(usize, c_int) -> c_int = driver("cuStreamBeginCapture_v2");
     let end: unsafe extern "C" fn(usize, *mut usize) -> c_int = driver("cuStreamEndCapture");

@@ -89,8 +89,11 @@ api! {
     fn cuDeviceTotalMem_v2(s, bytes: At<usize>, _device: i32) {
         bytes.put(0, s.script().memory);
     }
-    fn cuDeviceGetAttribute(s, value: At<i32>, which: u32, _device: i32) {
+    fn cuDeviceGetAttribute(s, value: At<i32>, which: u32, device: i32) {
         let found = match which {
+            // Its place on the PCI bus: bus, slot, domain.
+            33 => device % 256,
+            34 | 50 => 0,
             41 => s.script().unified,
             115 => s.script().pools,
             _ => return Err(INVALID_VALUE),

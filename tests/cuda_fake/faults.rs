@@ -138,9 +138,9 @@ fn must_be_lost(mut b: Bench, first: &Error, op: &str, code: u32) {
 }
 
 #[test]
-fn every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do() {
+fn h55_every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do() {
     story(
-        name_of!(every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do),
+        name_of!(h55_every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do),
         "devices:1000000",
         || {
             let (mut ordinal, mut tried) = (1, 0);
@@ -262,20 +262,24 @@ fn a_device_that_is_lost_takes_no_other_with_it() {
 }
 
 #[test]
-fn a_fault_met_in_a_drop_is_told_as_such_and_blamed_on_no_other_verb() {
-    story(name_of!(a_fault_met_in_a_drop_is_told_as_such_and_blamed_on_no_other_verb), "", || {
-        let (first, mut second) = (Bench::new(0), Cuda::open(0).unwrap());
-        script("fail:cuStreamDestroy_v2:1:719");
-        drop(first);
-        let error = second.create_stream().unwrap_err();
-        assert_eq!(
-            (error.kind(), error.op(), error.driver_code()),
-            (Kind::Lost, "drop", Some(719))
-        );
-        calls();
-        drop(second);
-        assert_eq!(names(), [""; 0]);
-    });
+fn h57_m35_a_fault_met_in_a_drop_is_told_as_such_and_blamed_on_no_other_verb() {
+    story(
+        name_of!(h57_m35_a_fault_met_in_a_drop_is_told_as_such_and_blamed_on_no_other_verb),
+        "",
+        || {
+            let (first, mut second) = (Bench::new(0), Cuda::open(0).unwrap());
+            script("fail:cuStreamDestroy_v2:1:719");
+            drop(first);
+            let error = second.create_stream().unwrap_err();
+            assert_eq!(
+                (error.kind(), error.op(), error.driver_code()),
+                (Kind::Lost, "drop", Some(719))
+            );
+            calls();
+            drop(second);
+            assert_eq!(names(), [""; 0]);
+        },
+    );
 }
 
 #[test]
@@ -290,20 +294,24 @@ fn a_failure_in_a_drop_that_is_not_fatal_stays_there() {
 }
 
 #[test]
-fn a_context_reset_by_another_library_is_a_loss_and_not_a_double_free() {
-    story(name_of!(a_context_reset_by_another_library_is_a_loss_and_not_a_double_free), "", || {
-        let mut b = Bench::new(0);
-        let reset: unsafe extern "C" fn(i32) -> u32 = function("cuDevicePrimaryCtxReset_v2");
-        // SAFETY: the fake takes any ordinal.
-        assert_eq!(unsafe { reset(0) }, 0);
-        let error = b.cuda.query(b.event, Site::Outside).unwrap_err();
-        must_be_lost(b, &error, "query", 709);
-    });
+fn h59_a_context_reset_by_another_library_is_a_loss_and_not_a_double_free() {
+    story(
+        name_of!(h59_a_context_reset_by_another_library_is_a_loss_and_not_a_double_free),
+        "",
+        || {
+            let mut b = Bench::new(0);
+            let reset: unsafe extern "C" fn(i32) -> u32 = function("cuDevicePrimaryCtxReset_v2");
+            // SAFETY: the fake takes any ordinal.
+            assert_eq!(unsafe { reset(0) }, 0);
+            let error = b.cuda.query(b.event, Site::Outside).unwrap_err();
+            must_be_lost(b, &error, "query", 709);
+        },
+    );
 }
 
 #[test]
-fn not_yet_is_an_answer_and_an_error_is_not() {
-    story(name_of!(not_yet_is_an_answer_and_an_error_is_not), "notready:3", || {
+fn h56_h63_not_yet_is_an_answer_and_an_error_is_not() {
+    story(name_of!(h56_h63_not_yet_is_an_answer_and_an_error_is_not), "notready:3", || {
         let mut b = Bench::new(0);
         let fence: Arc<dyn Fence> = b.cuda.fence();
         assert!(!b.cuda.query(b.event, Site::Outside).unwrap());

@@ -15,6 +15,7 @@ mod interop;
 mod probe;
 mod process;
 mod refusals;
+mod steps;
 mod twins;
 mod verbs;
 

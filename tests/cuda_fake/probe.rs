@@ -22,8 +22,8 @@ fn unavailable(error: &Error, missing: Missing, words: &[&str]) {
 }
 
 #[test]
-fn a_library_that_does_not_load_is_no_driver() {
-    let name = name_of!(a_library_that_does_not_load_is_no_driver);
+fn h44_a_library_that_does_not_load_is_no_driver() {
+    let name = name_of!(h44_a_library_that_does_not_load_is_no_driver);
     if is_child(name) {
         unavailable(&refusal(), Missing::Driver, &["libcuda.so.1: ", "libcuda.so: "]);
         let said = refusal().to_string();
@@ -101,8 +101,8 @@ fn a_device_apart_from_the_hosts_addresses_is_refused() {
 }
 
 #[test]
-fn a_driver_without_a_symbol_is_refused_by_the_symbols_name() {
-    let name = name_of!(a_driver_without_a_symbol_is_refused_by_the_symbols_name);
+fn h45_a_driver_without_a_symbol_is_refused_by_the_symbols_name() {
+    let name = name_of!(h45_a_driver_without_a_symbol_is_refused_by_the_symbols_name);
     if is_child(name) {
         let symbol = std::env::var("FAKE_SYMBOL").unwrap();
         unavailable(&refusal(), Missing::Symbol, &[&format!("no {symbol}")]);
@@ -118,8 +118,8 @@ fn a_driver_without_a_symbol_is_refused_by_the_symbols_name() {
 }
 
 #[test]
-fn each_way_not_to_start_is_told_from_the_others() {
-    let name = name_of!(each_way_not_to_start_is_told_from_the_others);
+fn h46_each_way_not_to_start_is_told_from_the_others() {
+    let name = name_of!(h46_each_way_not_to_start_is_told_from_the_others);
     if is_child(name) {
         let first = refusal();
         let before = calls().len();

@@ -4,14 +4,17 @@
 
 use crate::bench::{Bench, FILL};
 use crate::fake::{
-    Alive, alive, calls, is_child, library, name_of, names, primary, run, set_current, story, text,
+    Alive, alive, calls, is_child, library, name_of, names, primary, run, script, set_current,
+    story, text,
 };
+use crate::support::quick_pool;
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Arg, Backend, Fence, Grid, Pinner, Timing};
 use lightering::trace::{Actor, Site};
-use lightering::{Bytes, Misuse};
+use lightering::{Bytes, Engine, Misuse, Options, PinnedPool, Storage};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Runs the body in a forked child and returns its exit code.
 fn forked(body: impl FnOnce() + std::panic::UnwindSafe) -> i32 {
@@ -31,9 +34,9 @@ fn forked(body: impl FnOnce() + std::panic::UnwindSafe) -> i32 {
 }
 
 #[test]
-fn a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing() {
+fn h41_h42_a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing() {
     story(
-        name_of!(a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing),
+        name_of!(h41_h42_a_forked_child_is_refused_by_every_verb_and_its_drop_does_nothing),
         "devices:2",
         || {
             let bench = Mutex::new(Some(Bench::new(0)));
@@ -126,8 +129,8 @@ fn exit_with(hook: extern "C" fn()) -> ! {
 }
 
 #[test]
-fn what_is_dropped_after_the_driver_is_gone_touches_it_no_more() {
-    let name = name_of!(what_is_dropped_after_the_driver_is_gone_touches_it_no_more);
+fn h60_m31_what_is_dropped_after_the_driver_is_gone_touches_it_no_more() {
+    let name = name_of!(h60_m31_what_is_dropped_after_the_driver_is_gone_touches_it_no_more);
     if is_child(name) {
         exit_with(drop_at_exit);
     }
@@ -148,6 +151,70 @@ fn the_fake_driver_aborts_when_it_is_called_after_its_end() {
     let Some(dir) = library() else { return };
     let output = run(name, dir, "", &[]);
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{}", text(&output));
+}
+
+/// An engine at work on the fake driver, whose copies are never seen done.
+type AtWork = (Engine, PinnedPool, Storage, Cuda);
+static ENGINE: Mutex<Option<AtWork>> = Mutex::new(None);
+/// Longer than any test takes: who waits for it is found out.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn at_work() -> AtWork {
+    let mut cuda = Cuda::open(0).unwrap();
+    let pool = PinnedPool::new(cuda.pinner(), quick_pool(Bytes::kib(64))).unwrap();
+    let bounds = Options { drop_deadline: DEADLINE, keep_last_count: 0, ..Options::default() };
+    let mut engine = Engine::new(Box::new(Cuda::open(0).unwrap()), &pool, bounds).unwrap();
+    let stream = cuda.create_stream().unwrap();
+    let on = engine.adopt_stream(cuda.raw_stream(stream).unwrap()).unwrap();
+    let storage = engine.alloc(Bytes::kib(4), on, "x").unwrap();
+    engine.evict(storage.id(), on).unwrap();
+    calls();
+    (engine, pool, storage, cuda)
+}
+
+fn drop_promptly(at_work: AtWork) {
+    let start = Instant::now();
+    drop(at_work);
+    assert!(start.elapsed() < DEADLINE / 2, "it waited for a driver that is not there");
+}
+
+extern "C" fn drop_engine_at_exit() {
+    drop_promptly(ENGINE.lock().unwrap().take().unwrap());
+    println!("dropped at exit");
+}
+
+#[test]
+fn h39_m31_an_engine_dropped_after_the_driver_is_gone_waits_for_nothing() {
+    let name = name_of!(h39_m31_an_engine_dropped_after_the_driver_is_gone_waits_for_nothing);
+    if is_child(name) {
+        // SAFETY: the hook is ours and runs on the exiting thread.
+        assert_eq!(unsafe { libc::atexit(drop_engine_at_exit) }, 0);
+        *ENGINE.lock().unwrap() = Some(at_work());
+        std::process::exit(11);
+    }
+    let Some(dir) = library() else { return };
+    let output = run(name, dir, "notready:1000000000", &[]);
+    let said = text(&output);
+    assert!(output.status.code() == Some(11) && said.contains("dropped at exit"), "{said}");
+}
+
+#[test]
+fn h41_an_engine_dropped_in_a_forked_child_waits_for_nothing() {
+    let name = name_of!(h41_an_engine_dropped_in_a_forked_child_waits_for_nothing);
+    story(name, "notready:1000000", || {
+        let both = Mutex::new(Some(at_work()));
+        let code = forked(|| {
+            drop_promptly(both.lock().unwrap().take().unwrap());
+            assert_eq!(names(), [""; 0], "the child called the parent's driver");
+        });
+        assert_eq!(code, 0, "the child's own words are above");
+        script("");
+        let (mut engine, pool, storage, _cuda) = both.into_inner().unwrap().unwrap();
+        drop(storage);
+        engine.drain().unwrap();
+        engine.shutdown().unwrap();
+        assert_eq!((pool.stats().lent, pool.stats().quarantined), (Bytes::ZERO, Bytes::ZERO));
+    });
 }
 
 #[test]

@@ -100,8 +100,8 @@ fn enqueue_all(b: &mut Bench, on: lightering::StreamId) -> Vec<(&'static str, Re
 }
 
 #[test]
-fn nothing_of_ours_gets_into_somebodys_graph() {
-    story(name_of!(nothing_of_ours_gets_into_somebodys_graph), "", || {
+fn h64_nothing_of_ours_gets_into_somebodys_graph() {
+    story(name_of!(h64_nothing_of_ours_gets_into_somebodys_graph), "", || {
         let mut b = Bench::new(0);
         let legacy = b.cuda.adopt_stream(0).unwrap();
         let (lent, own) = (b.lent, b.own);
@@ -155,8 +155,8 @@ fn a_capture_elsewhere_is_not_ended_by_our_housekeeping() {
 }
 
 #[test]
-fn a_per_thread_stream_serves_its_own_thread_only() {
-    story(name_of!(a_per_thread_stream_serves_its_own_thread_only), "", || {
+fn h21_a_per_thread_stream_serves_its_own_thread_only() {
+    story(name_of!(h21_a_per_thread_stream_serves_its_own_thread_only), "", || {
         let mut b = Bench::new(0);
         let mine = b.cuda.adopt_stream(2).unwrap();
         for (op, result) in enqueue_all(&mut b, mine) {
@@ -251,8 +251,8 @@ fn no_copy_runs_outside_one_registration() {
 }
 
 #[test]
-fn a_registration_that_fails_leaves_nothing_page_locked() {
-    story(name_of!(a_registration_that_fails_leaves_nothing_page_locked), "", || {
+fn h51_a_registration_that_fails_leaves_nothing_page_locked() {
+    story(name_of!(h51_a_registration_that_fails_leaves_nothing_page_locked), "", || {
         let cuda = Cuda::open(0).unwrap();
         let (pinner, pages) = (cuda.pinner(), Pages::new(8192));
         // SAFETY: `pages` outlives every registration made here.
@@ -291,8 +291,8 @@ fn a_registration_that_fails_leaves_nothing_page_locked() {
 }
 
 #[test]
-fn a_length_that_cannot_be_is_refused_before_the_driver_is_asked() {
-    story(name_of!(a_length_that_cannot_be_is_refused_before_the_driver_is_asked), "", || {
+fn h52_a_length_that_cannot_be_is_refused_before_the_driver_is_asked() {
+    story(name_of!(h52_a_length_that_cannot_be_is_refused_before_the_driver_is_asked), "", || {
         let mut b = Bench::new(0);
         refused(b.cuda.alloc_device(Bytes(0), b.own), Misuse::Empty);
         refused(b.cuda.alloc_device(Bytes(u64::MAX), b.own), Misuse::TooLarge);

@@ -25,6 +25,9 @@ fn opening_takes_one_hold_and_the_last_drop_gives_it_back() {
                 "cuDeviceTotalMem_v2",
                 "cuDeviceGetAttribute",
                 "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
                 "cuDevicePrimaryCtxRetain",
             ]
         );
@@ -121,8 +124,8 @@ fn each_verb_of_memory_makes_its_calls_and_no_others() {
 }
 
 #[test]
-fn the_callers_context_is_put_back_after_every_verb() {
-    story(name_of!(the_callers_context_is_put_back_after_every_verb), "devices:2", || {
+fn h66_the_callers_context_is_put_back_after_every_verb() {
+    story(name_of!(h66_the_callers_context_is_put_back_after_every_verb), "devices:2", || {
         let mut b = Bench::new(1);
         for before in [0, primary(0), primary(1)] {
             set_current(before);

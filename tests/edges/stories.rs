@@ -93,6 +93,8 @@ pub(crate) const STORIES: &[Story] = &[
         faults: fourth_copy_fails,
         ..Story::new(Site::FreeAfterCopyIn, "half a copy-in lands in reused bytes", half_refilled)
     },
+    Story::new(Site::AheadTurn, "a later trunk overwrites what is still read", later_trunk),
+    Story::new(Site::AheadJoin, "a reader overtakes a trunk on another stream", other_trunk),
     Story::new(Site::TransferQuery, "a copy-out is forgotten while it runs", forgotten_out),
     Story::new(Site::TransferQuery, "a copy-in is forgotten while it runs", forgotten_in)
         .two_streams()
@@ -139,20 +141,35 @@ fn owned(rig: &mut Rig, s: usize, len: Bytes, seed: u64) -> Storage {
 
 /// A storage of the framework's, filled on stream `s`.
 fn adopted(rig: &mut Rig, s: usize, seed: u64) -> (Storage, DeviceRange) {
-    let range = rig.take(s, LEN).unwrap();
+    adopted_of(rig, s, LEN, seed)
+}
+
+fn adopted_of(rig: &mut Rig, s: usize, len: Bytes, seed: u64) -> (Storage, DeviceRange) {
+    let range = rig.take(s, len).unwrap();
     rig.fill(s, range, seed);
     (rig.engine.adopt(range, "y").unwrap(), range)
 }
 
 /// A storage of the framework's whose bytes are only on the host, and behind its copy-out.
 fn away(rig: &mut Rig, seed: u64) -> Storage {
-    let (storage, range) = adopted(rig, 0, seed);
+    away_of(rig, LEN, seed)
+}
+
+fn away_of(rig: &mut Rig, len: Bytes, seed: u64) -> Storage {
+    let (storage, range) = adopted_of(rig, 0, len, seed);
     evict(rig, 0, &storage);
     flush(rig, 0);
     let on = rig.streams[0].engine;
     assert_eq!(rig.engine.releasable(on).unwrap(), Some(storage.id()));
     rig.give(0, range.at());
     storage
+}
+
+/// Fetches a storage of the framework's ahead.
+fn fetch(rig: &mut Rig, storage: &Storage) -> DeviceRange {
+    let target = rig.take(0, storage.len()).unwrap();
+    rig.engine.prefetch(storage.id(), target, rig.streams[0].engine).unwrap();
+    target
 }
 
 fn evict(rig: &mut Rig, s: usize, storage: &Storage) -> Evict {
@@ -199,10 +216,7 @@ fn overwrite(rig: &mut Rig, s: usize, range: DeviceRange, seed: u64) {
 }
 
 fn producer(rig: &mut Rig) {
-    let a = owned(rig, 0, LEN, 1);
-    evict(rig, 0, &a);
-    flush(rig, 0);
-    read(rig, 0, &a, 1);
+    reader(rig);
 }
 
 fn other_writer(rig: &mut Rig) {
@@ -247,9 +261,8 @@ fn under(rig: &mut Rig) {
 
 fn dropped_target(rig: &mut Rig) {
     let a = away(rig, 1);
-    let target = rig.take(0, LEN).unwrap();
+    let target = fetch(rig, &a);
     let (id, on) = (a.id(), rig.streams[0].engine);
-    rig.engine.prefetch(id, target, on).unwrap();
     drop(a);
     until(|| {
         let named = rig.engine.releasable(on).unwrap();
@@ -427,17 +440,14 @@ fn given_up(rig: &mut Rig, target: DeviceRange) {
 
 fn cancelled(rig: &mut Rig) {
     let a = away(rig, 1);
-    let target = rig.take(0, LEN).unwrap();
-    let on = rig.streams[0].engine;
-    rig.engine.prefetch(a.id(), target, on).unwrap();
-    rig.engine.cancel(a.id(), on).unwrap();
+    let target = fetch(rig, &a);
+    rig.engine.cancel(a.id(), rig.streams[0].engine).unwrap();
     given_up(rig, target);
 }
 
 fn ended(rig: &mut Rig) {
     let a = away(rig, 1);
-    let target = rig.take(0, LEN).unwrap();
-    rig.engine.prefetch(a.id(), target, rig.streams[0].engine).unwrap();
+    let target = fetch(rig, &a);
     release(rig, 0, a);
     given_up(rig, target);
 }
@@ -448,6 +458,23 @@ fn half_refilled(rig: &mut Rig) {
     let refused = rig.engine.refill(a.id(), target, rig.streams[0].engine).unwrap_err();
     assert_eq!(refused.kind(), Kind::OutOfMemory);
     given_up(rig, target);
+}
+
+/// Four trunks, so that the third is on a stream that waited for nothing itself.
+fn later_trunk(rig: &mut Rig) {
+    let len = Bytes::kib(4);
+    let a = away_of(rig, len, 1);
+    let used = take_over(rig, 0, len);
+    keeps(rig, 0, used);
+    rig.give(0, used.at());
+    fetch(rig, &a);
+    read(rig, 0, &a, 1);
+}
+
+fn other_trunk(rig: &mut Rig) {
+    let a = away(rig, 1);
+    fetch(rig, &a);
+    read(rig, 0, &a, 1);
 }
 
 fn forgotten_out(rig: &mut Rig) {

@@ -292,6 +292,7 @@ pub fn options() -> Options {
         trunk_bytes_max: Bytes::kib(2),
         events_max: 4096,
         drop_deadline: std::time::Duration::from_secs(20),
+        pinned_growth: lightering::pinned::Growth::Late,
         ..Options::default()
     }
 }

@@ -6,7 +6,7 @@
 //! everything that could refuse it.
 //!
 //! ```text
-//!   verb:  enter (lost? fatal now?) -> checks -> strike (fault ordered?) -> charge -> push
+//!   verb:  enter (forked? lost? fatal now?) -> checks -> strike (fault ordered?) -> charge -> push
 //! ```
 //!
 //! The verbs of the simulated device use it.
@@ -21,6 +21,7 @@ use super::timing::Timeline;
 use super::{Clock, Config};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::StreamId;
+use rustix::process::{Pid, getpid};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub(super) struct State {
     pub(super) faults: Faults,
     pub(super) removals_refused: u64,
     time: Time,
+    /// The process that it lives in.
+    pid: Pid,
 }
 
 impl State {
@@ -55,11 +58,21 @@ impl State {
             faults: Faults::new(config.faults),
             removals_refused: 0,
             time,
+            pid: getpid(),
         }
     }
 
-    /// Lets a verb in, unless its device is lost or to be lost now.
+    /// Is this a child's copy? Then pinned memory is not mapped here, and nothing may run.
+    pub(super) fn is_forked(&self) -> bool {
+        self.pid != getpid()
+    }
+
+    /// Lets a verb in, unless its device is lost or to be lost now, or is a parent process'.
     pub(super) fn enter(&mut self, device: u32, op: &'static str) -> Result<()> {
+        if self.is_forked() {
+            let error = Error::usage(Misuse::Forked, op);
+            return Err(error.detail("a child process needs a world of its own"));
+        }
         let fatal = self.faults.meet(Spot::Any);
         let broken = &mut self.machine.device(device).broken;
         if let (None, Some(Fault::Fatal(code))) = (&broken, fatal) {
@@ -181,6 +194,9 @@ impl State {
     }
 
     pub(super) fn host_work(&mut self, time: Duration) {
+        if self.is_forked() {
+            return;
+        }
         match &mut self.time {
             Time::Timed(timeline) => timeline.pass(&mut self.machine, time.as_secs_f64() * 1e9),
             Time::Adversary(_) => self.drift(Call::Enqueue),

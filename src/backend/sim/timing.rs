@@ -12,9 +12,11 @@
 //!   kernels                  |== slower while copies move ==|    any number, each at full rate
 //! ```
 //!
-//! Two choices to know: copies of one way are served strictly one after the other, so their rates
-//! never share, and kernels of several streams each get the whole device, which flatters programs
-//! that overlap large kernels. Real bytes move, and host forms run, when their op ends.
+//! Three choices to know: copies of one way are served strictly one after the other, so their rates
+//! never share; a stream whose next copy follows without a wait is served again, before all others,
+//! as copy engines do that drain one queue before they look at the next; and kernels of several
+//! streams each get the whole device, which flatters programs that overlap large kernels. Real
+//! bytes move, and host forms run, when their op ends.
 //!
 //! The simulated world may use it.
 
@@ -54,7 +56,12 @@ impl Task {
 }
 
 /// The copies of one device and way, in the order they came up; the first is running.
-type Line = VecDeque<u32>;
+#[derive(Debug, Default)]
+struct Line {
+    slots: VecDeque<u32>,
+    /// Whose copy ended last, if it has another one right behind it.
+    again: Option<u32>,
+}
 
 #[derive(Debug)]
 pub(super) struct Timeline {
@@ -131,7 +138,12 @@ impl Timeline {
                 return;
             }
             Doing::Moving(way) => {
-                self.lines[device][way as usize].pop_front();
+                let mut behind = machine.queues[slot as usize].ops.iter().skip(1);
+                let next = behind.find(|op| !matches!(op, Op::Record(_)));
+                let follows = matches!(next, Some(Op::Copy(copy)) if copy.way == way);
+                let line = &mut self.lines[device][way as usize];
+                line.slots.pop_front();
+                line.again = follows.then_some(slot);
             }
             Doing::Computing(_) => {}
             Doing::Standing => {
@@ -187,7 +199,7 @@ impl Timeline {
                     if self.lines.len() <= device {
                         self.lines.resize_with(device + 1, Default::default);
                     }
-                    self.lines[device][way].push_back(slot);
+                    self.lines[device][way].slots.push_back(slot);
                     return passed;
                 }
                 _ => {
@@ -202,14 +214,23 @@ impl Timeline {
         }
     }
 
-    /// Gives each idle copy engine the first copy of its line.
+    /// Gives each idle copy engine the first copy of its line, or the one right behind that which
+    /// it served last.
     fn start_copies(&mut self, machine: &Machine) {
         for device in 0..self.lines.len() {
-            for line in &self.lines[device] {
-                let Some(&slot) = line.front() else { continue };
-                let busy = self.tasks.iter().any(|task| task.slot == slot);
-                let front = machine.queues[slot as usize].ops.front();
-                if let (false, Some(Op::Copy(copy))) = (busy, front) {
+            for line in &mut self.lines[device] {
+                let Some(&first) = line.slots.front() else { continue };
+                if self.tasks.iter().any(|task| task.slot == first) {
+                    continue;
+                }
+                let again = line.again.take();
+                let place = line.slots.iter().position(|slot| Some(*slot) == again);
+                let again = place.and_then(|place| line.slots.remove(place));
+                let slot = again.unwrap_or(first);
+                if again.is_some() {
+                    line.slots.push_front(slot);
+                }
+                if let Some(Op::Copy(copy)) = machine.queues[slot as usize].ops.front() {
                     let left = match copy.way {
                         Way::Out => self.model.copy_out_start_ns,
                         Way::In => self.model.copy_in_start_ns,

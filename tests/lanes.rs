@@ -1,0 +1,187 @@
+//! Copies that stand in each other's way: one that a reader waits for behind prefetches that nobody
+//! waits for, and copies beside a collective that shares their link.
+//!
+//! The fault guarded against: a queue of prefetches that a copy engine drains to its end before it
+//! looks at anything else, and a request to give way that changes nothing. The simulated device
+//! serves a stream again whose next copy follows without a wait, as copy engines do; its times are
+//! exact.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
+
+use lightering::backend::sim::{Config, Model, Sim, World};
+use lightering::backend::{Arg, Backend, Cost, Grid, Kernel, Timing, Work};
+use lightering::hazard::Checker;
+use lightering::{
+    Acquire, Budget, Bytes, DeviceRange, Engine, EventId, Misuse, Options, PinnedPool, PoolOptions,
+    Storage, StreamId,
+};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Takes five milliseconds and moves nothing.
+static COLLECTIVE: Kernel = Kernel {
+    name: "collective",
+    ptx: None,
+    host: Some(|_, _| Ok(())),
+    cost: |_, _| Cost {
+        flops: 5e-3 * Model::default().vector_flops_per_s,
+        bytes: 0.0,
+        work: Work::Vector,
+    },
+};
+
+/// A framework with one device, two streams and an engine; the engine's part is checked.
+struct Rig {
+    sim: Sim,
+    engine: Engine,
+    checker: Arc<Mutex<Checker>>,
+    /// Each by the framework's name and by the engine's.
+    streams: [(StreamId, StreamId); 2],
+}
+
+impl Rig {
+    fn new(options: Options) -> Rig {
+        let world = World::new(Config::times_only(Model::default()));
+        let mut sim = world.device(0).unwrap();
+        let budget = PoolOptions { budget: Budget::Bytes(Bytes::gib(4)), ..PoolOptions::default() };
+        let pool = PinnedPool::new(sim.pinner(), budget).unwrap();
+        let device = Box::new(world.device(0).unwrap());
+        let mut engine = Engine::new(device, &pool, options).unwrap();
+        let checker = Arc::new(Mutex::new(Checker::new()));
+        let seen = Arc::clone(&checker);
+        engine.observe(Some(Box::new(move |record| seen.lock().unwrap().push(record))));
+        let streams = [(); 2].map(|()| {
+            let here = sim.create_stream().unwrap();
+            (here, engine.adopt_stream(sim.raw_stream(here).unwrap()).unwrap())
+        });
+        Rig { sim, engine, checker, streams }
+    }
+
+    fn take(&mut self, len: Bytes) -> DeviceRange {
+        DeviceRange::new(self.sim.alloc_device(len, self.streams[0].0).unwrap(), len).unwrap()
+    }
+
+    /// A storage of the framework's whose bytes are on the host, and the range they came from.
+    fn away(&mut self, len: Bytes) -> (Storage, DeviceRange) {
+        let (range, on) = (self.take(len), self.streams[0].1);
+        let storage = self.engine.adopt(range, "x").unwrap();
+        self.engine.evict(storage.id(), on).unwrap();
+        self.engine.flush(on).unwrap();
+        self.sim.sync().unwrap();
+        self.engine.drain().unwrap();
+        assert_eq!(self.engine.releasable(on).unwrap(), Some(storage.id()));
+        (storage, range)
+    }
+
+    fn mark(&mut self, stream: usize) -> EventId {
+        let event = self.sim.create_event(Timing::On).unwrap();
+        self.sim.record(event, self.streams[stream].0).unwrap();
+        event
+    }
+
+    fn between(&mut self, from: EventId, to: EventId) -> Duration {
+        self.sim.sync().unwrap();
+        self.sim.elapsed(from, to).unwrap()
+    }
+
+    fn assert_clean(&self) {
+        let checker = self.checker.lock().unwrap();
+        assert!(checker.hazards().is_empty(), "{:?}", checker.hazards());
+    }
+}
+
+fn seconds_in(len: Bytes) -> f64 {
+    len.0 as f64 / Model::default().copy_in_bytes_per_s
+}
+
+/// How long one reader waits for a mebibyte while three storages of a gibibyte are fetched ahead.
+fn urgent_wait(options: Options) -> f64 {
+    let mut rig = Rig::new(Options { prefetch_count_max: 8, ..options });
+    let ahead: Vec<_> = (0..3).map(|_| rig.away(Bytes::gib(1))).collect();
+    let (urgent, range) = rig.away(Bytes::mib(1));
+    let [(_, first), (_, second)] = rig.streams;
+    rig.sim.sync().unwrap();
+    for (storage, range) in &ahead {
+        rig.engine.prefetch(storage.id(), *range, first).unwrap();
+    }
+    let before = rig.mark(1);
+    rig.engine.refill(urgent.id(), range, second).unwrap();
+    let after = rig.mark(1);
+    let waited = rig.between(before, after).as_secs_f64();
+    for (storage, _) in &ahead {
+        assert!(matches!(rig.engine.acquire(storage.id(), first).unwrap(), Acquire::Ready(_)));
+    }
+    rig.assert_clean();
+    waited
+}
+
+#[test]
+fn an_urgent_copy_waits_for_at_most_two_trunks_of_prefetches() {
+    let trunk = Bytes::mib(16);
+    let waited = urgent_wait(Options { ahead_trunk_bytes_max: trunk, ..Options::default() });
+    let most = 2.0 * seconds_in(trunk) + seconds_in(Bytes::mib(1)) + 50e-6;
+    assert!(waited < most, "{waited} s, and two trunks take {most}");
+    // Whole copies leave no place to get in between.
+    let whole = urgent_wait(Options { ahead_trunk_bytes_max: Bytes::MAX, ..Options::default() });
+    assert!(whole > 0.9 * seconds_in(Bytes::gib(1)), "{whole} s");
+}
+
+#[test]
+fn turns_cost_the_link_nothing_but_the_starts_of_trunks() {
+    let mut rig = Rig::new(Options { prefetch_count_max: 8, ..Options::default() });
+    let all: Vec<_> = (0..2).map(|_| rig.away(Bytes::gib(1))).collect();
+    let on = rig.streams[0].1;
+    let before = rig.mark(0);
+    for (storage, range) in &all {
+        rig.engine.prefetch(storage.id(), *range, on).unwrap();
+    }
+    for (storage, _) in &all {
+        rig.engine.acquire(storage.id(), on).unwrap();
+    }
+    let after = rig.mark(0);
+    let took = rig.between(before, after).as_secs_f64();
+    let bare = seconds_in(Bytes::gib(2));
+    assert!(took < 1.01 * bare, "{took} s for what takes {bare} at the least");
+    rig.assert_clean();
+}
+
+#[test]
+fn copies_out_and_ahead_give_way_to_a_collective_and_urgent_ones_do_not() {
+    for asked in [true, false] {
+        let mut rig = Rig::new(Options { prefetch_count_max: 8, ..Options::default() });
+        let [(_, compute), (here, comm)] = rig.streams;
+        let (ahead, to_ahead) = rig.away(Bytes::mib(64));
+        let (urgent, to_urgent) = rig.away(Bytes::mib(1));
+        let leaving = rig.take(Bytes::mib(64));
+        let leaving = rig.engine.adopt(leaving, "leaving").unwrap();
+        let start = rig.mark(0);
+        let args: [Arg; 0] = [];
+        rig.sim.launch(&COLLECTIVE, Grid::row(1, 1), &args, here).unwrap();
+        let collective = rig.mark(1);
+        if asked {
+            rig.engine.give_way(comm).unwrap();
+        }
+        rig.engine.refill(urgent.id(), to_urgent, compute).unwrap();
+        let fetched = rig.mark(0);
+        rig.engine.evict(leaving.id(), compute).unwrap();
+        rig.engine.flush(compute).unwrap();
+        let left = rig.mark(0);
+        rig.engine.prefetch(ahead.id(), to_ahead, compute).unwrap();
+        rig.engine.acquire(ahead.id(), compute).unwrap();
+        let arrived = rig.mark(0);
+        let [collective, fetched, left, arrived] =
+            [collective, fetched, left, arrived].map(|mark| rig.between(start, mark));
+        assert!(fetched < collective, "a reader waits for nobody's collective");
+        assert_eq!(left > collective, asked, "{left:?} beside {collective:?}");
+        assert_eq!(arrived > collective, asked, "{arrived:?} beside {collective:?}");
+        rig.assert_clean();
+    }
+}
+
+#[test]
+fn a_lane_is_no_stream_to_give_way_to() {
+    let mut rig = Rig::new(Options::default());
+    let stranger = rig.sim.create_stream().unwrap();
+    let error = rig.engine.give_way(stranger).unwrap_err();
+    assert_eq!(error.misuse(), Some(Misuse::Foreign));
+}
