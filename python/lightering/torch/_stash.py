@@ -86,7 +86,7 @@ class Stash:
         with desk.lock:
             desk.forget(number, self)
             self.lease = None
-            desk.sweep(self.device)
+            desk.sweep()
 
 
 class Desk:
@@ -222,7 +222,7 @@ class Desk:
             return self.room.take(nbytes)
         except torch.OutOfMemoryError:
             self._give_up_fetched()
-            self._drop(self.native.flush(self.stream()))
+            self._drop(self.native.flush())
             return self.room.take(nbytes)
 
     def _give_up_fetched(self) -> None:
@@ -260,16 +260,16 @@ class Desk:
             if stash is not None and stash.waiting == 0 and stash.lease is not None:
                 stash.saved.rest(stash.lease, self.stream())
 
-    def sweep(self, device: torch.device | None = None) -> None:
+    def sweep(self) -> None:
         """Drops what may be dropped."""
         with self.lock:
-            self._drop(self.native.sweep(self.stream()))
+            self._drop(self.native.sweep())
 
     def flush(self) -> None:
         """Drops all that left: the stream that is current waits for the copies, on the device."""
         with self.lock:
             self._rest()
-            self._drop(self.native.flush(self.stream()))
+            self._drop(self.native.flush())
 
     def _drop(self, gone: list[int]) -> None:
         for number in gone:
