@@ -24,6 +24,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
+OWNED = tuple(f"{kind}-owned" for kind in KINDS)
 TOLD = ("link", "latency", "prefetch", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
@@ -172,7 +173,7 @@ def overlap(runs):
         raw = mine["said"]["both_raw_seconds"]
         return mine["said"]["ratio"] * raw, raw
 
-    kinds = {kind: runs.of("overlap", kind) for kind in KINDS}
+    kinds = {kind: runs.of("overlap", kind) for kind in KINDS + OWNED}
     return {f"overlap.{kind}_over_raw": runs.pairs(lines, lines, both)
             for kind, lines in kinds.items()}
 
