@@ -123,13 +123,15 @@ fn session() -> Vec<String> {
             "link" | "latency" | "prefetch" | "rows" | "scale" => {
                 ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]")
             }
-            "pinned" => ("pinned", just.as_str()),
+            part @ ("pinned" | "torch") => (part, just.as_str()),
             _ => continue,
         };
-        let name = figure.name;
+        let name = &figure.name;
         let said = format!(r#""figure": "{name}", "simulated": false, "pairs": {pairs}"#);
         runs.push(line(part, "", 30, &said));
     }
+    // What torch's figures are made of.
+    runs.push(line("torch", "inputs-8b", 30, r#""mode": "ours", "step_seconds": 2.0"#));
     // Nothing is asked of it.
     runs.push(line("link", "", 30, r#""figure": "trunks.out-4mib", "pairs": [[1.0, 2.0]]"#));
     runs.push(line("conformance", "", 9, r#""passed": 39, "failed": 0"#));

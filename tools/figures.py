@@ -24,7 +24,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
-TOLD = ("link", "latency", "prefetch", "rows", "scale", "pinned")
+TOLD = ("link", "latency", "prefetch", "rows", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
 
@@ -177,13 +177,13 @@ def overlap(runs):
             for kind, lines in kinds.items()}
 
 
-def told(runs, asked, parts=("link", "pinned"), tables=TOLD):
+def told(runs, asked, parts=("link", "pinned", "torch"), tables=TOLD):
     """Figures that a program names itself, with all their pairs; variants that nothing is asked of
     are left out."""
     figures = {name: [] for name in asked if name.split(".")[0] in tables}
     for line in (line for part in parts for line in runs.of(part)):
         said = line["said"]
-        if said["figure"] in figures:
+        if said.get("figure") in figures:
             figures[said["figure"]] += [(tuple(pair), line["command"]) for pair in said["pairs"]]
     return figures
 

@@ -12,6 +12,7 @@ Who may call it: the modes of lightering.torch.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from types import TracebackType
@@ -27,6 +28,9 @@ from ._report import Counts, Report
 from ._stash import Desk
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
+
+# Warnings that were given: each once, however many contexts a training loop makes.
+_told: set[tuple[str, str]] = set()
 
 
 def nbytes_of(size: Size) -> int:
@@ -57,7 +61,6 @@ class Context:
         self._modes: dict[torch.device, tuple[Desk, Any]] = {}
         self._counts = Counts()
         self._entered = threading.local()
-        self._warned = False
         if engine is not None:
             desk = Desk.of(engine)
             device = torch.device("cpu") if desk.is_simulated else torch.device("cuda", desk.index)
@@ -124,14 +127,18 @@ class Context:
         """What autograd calls when it saves a tensor."""
         why = self._wants(tensor)
         if why is None:
-            if is_plain(tensor):
-                return self._take(tensor)
-            flat = flatten(tensor)
-            if flat is not None:
-                return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
-            why = "unknown kind of tensor"
+            return self._pack_wanted(tensor)
         if why:
             self._counts.stay(tensor.numel() * tensor.element_size(), why)
+        return Kept(tensor)
+
+    def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
+        if is_plain(tensor):
+            return self._take(tensor)
+        flat = flatten(tensor)
+        if flat is not None:
+            return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
+        self._counts.stay(tensor.numel() * tensor.element_size(), "unknown kind of tensor")
         return Kept(tensor)
 
     def _take(self, tensor: torch.Tensor) -> Kept | Moved:
@@ -169,8 +176,11 @@ class Context:
         if tensor.is_conj() or tensor.is_neg():
             return "lazy conjugate"
         if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._warn("a CUDA graph is being captured: tensors stay on the device")
+            self._warn("stays out of a capture: tensors of a CUDA graph stay on the device")
             return "stream capture"
+        if has_cudagraph_trees(tensor.device):
+            self._warn("stays out of CUDA graph trees: a replay would overwrite what is moved")
+            return "CUDA graph trees"
         return None
 
     def _packed(self, desk: Desk, saved: Any) -> None:
@@ -186,14 +196,15 @@ class Context:
             self._warn(f"it moved nothing: all {offered} bytes stayed, most of them: {most}")
         elif not counts.released:
             self._warn(
-                f"it freed nothing: {counts.moved} bytes were moved, and all of them are still "
-                "kept alive on the device by somebody else"
+                f"it freed nothing: all {counts.moved} bytes moved were wanted again before their "
+                "copies out were done, or are kept alive on the device by somebody else"
             )
 
     def _warn(self, what: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"lightering.torch.{type(self).__name__}: {what}", stacklevel=3)
+        told = (self._name, what.split(":")[0])
+        if told not in _told:
+            _told.add(told)
+            warnings.warn(f"lightering.torch: {self._name}: {what}", stacklevel=4)
 
     def report(self) -> Report:
         """What happened since the context was entered last."""
@@ -217,6 +228,21 @@ class Context:
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
+
+
+def has_cudagraph_trees(device: torch.device) -> bool:
+    """Whether torch.compile replays CUDA graphs on a device, whose pool a replay overwrites."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or device.type != "cuda":
+        return False
+    try:
+        return trees.get_manager(device.index, create_if_none_exists=False) is not None
+    except AssertionError:
+        # This thread has none, nor a place for them.
+        return False
+    except AttributeError:
+        # Another torch: who knows what its graphs do.
+        return True
 
 
 def _reason(error: Exception) -> str:

@@ -89,14 +89,14 @@ class HiddenStates(Context):
         self._largest = 0
 
     def _wants(self, tensor: torch.Tensor) -> str | None:
-        # This, then _pack, then whoever saves.
-        frame = sys._getframe(2)
-        if frame.f_code is not _APPLY or frame.f_back is None:
+        # _pack, then whoever saves: on a thread of autograd there may be nobody below it.
+        apply = sys._getframe(1).f_back
+        saver = None if apply is None else apply.f_back
+        if apply is None or saver is None or apply.f_code is not _APPLY:
             return ""
-        frame = frame.f_back
-        if frame.f_code not in _SAVERS:
+        if saver.f_code not in _SAVERS:
             return ""
-        return self._wants_input(tensor, frame.f_locals.get("args", ()))
+        return self._wants_input(tensor, saver.f_locals.get("args", ()))
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
         first = next((each for each in args if isinstance(each, torch.Tensor)), None)

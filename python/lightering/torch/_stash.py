@@ -86,7 +86,7 @@ class Stash:
         with desk.lock:
             desk.forget(number, self)
             self.lease = None
-            desk.sweep(self.device)
+            desk.sweep()
 
 
 class Desk:
@@ -103,6 +103,9 @@ class Desk:
         self._by_number: dict[int, weakref.ref[Stash]] = {}
         self._by_storage: dict[Any, weakref.ref[Stash]] = {}
         self._finished: deque[weakref.ref[Stash]] = deque()
+        self._lingering: list[torch.UntypedStorage] = []
+        self._retired: set[int] = set()
+        self._several = False
         self.room = Room(self.kind, self.index)
 
     @staticmethod
@@ -222,7 +225,7 @@ class Desk:
             return self.room.take(nbytes)
         except torch.OutOfMemoryError:
             self._give_up_fetched()
-            self._drop(self.native.flush(self.stream()))
+            self._drop(self.native.flush())
             return self.room.take(nbytes)
 
     def _give_up_fetched(self) -> None:
@@ -260,16 +263,16 @@ class Desk:
             if stash is not None and stash.waiting == 0 and stash.lease is not None:
                 stash.saved.rest(stash.lease, self.stream())
 
-    def sweep(self, device: torch.device | None = None) -> None:
+    def sweep(self) -> None:
         """Drops what may be dropped."""
         with self.lock:
-            self._drop(self.native.sweep(self.stream()))
+            self._drop(self.native.sweep())
 
     def flush(self) -> None:
         """Drops all that left: the stream that is current waits for the copies, on the device."""
         with self.lock:
             self._rest()
-            self._drop(self.native.flush(self.stream()))
+            self._drop(self.native.flush())
 
     def _drop(self, gone: list[int]) -> None:
         for number in gone:
@@ -277,4 +280,28 @@ class Desk:
             stash = known() if known is not None else None
             if stash is not None:
                 stash.was_named = True
-            self._held.pop(number, None)
+            storage = self._held.pop(number, None)
+            if number in self._retired:
+                self._retired.discard(number)
+            elif storage is not None and self._has_several_streams():
+                self._lingering.append(storage)
+            # Not in the next turn of the loop: it may be the last reference.
+            del storage
+        if self._lingering:
+            self._retire()
+
+    def _has_several_streams(self) -> bool:
+        self._several = self._several or self.native.stream_count > 1
+        return self._several
+
+    def _retire(self) -> None:
+        """Of several streams one may still use what others hold a reference to; theirs goes at any
+        time, ours only when every stream is past the moment at which it became the last one."""
+        lingering, self._lingering = self._lingering, []
+        for storage in lingering:
+            if torch._C._storage_Use_Count(storage._cdata) > 1:
+                self._lingering.append(storage)
+                continue
+            number = self.native.retire(storage.data_ptr(), storage.nbytes())
+            self._retired.add(number)
+            self._held[number] = storage
