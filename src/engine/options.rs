@@ -75,6 +75,12 @@ pub struct Options {
     /// With `verify`: copies of one lane whose sums were not read yet. More are not compared, and
     /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.
     pub verify_slots_max: usize,
+    /// Batches of rows of at most this many bytes each, on average, are moved by a kernel, larger
+    /// ones by a copy for each row: a copy engine takes some microseconds to start.
+    pub pack_row_bytes_max: Bytes,
+    /// Blocks of 256 threads that such a kernel may have, and so the multiprocessors it may take
+    /// from compute; 0: none is launched, and each row is copied.
+    pub pack_blocks_max: u32,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
     /// Measure with timed events when copies, and spans that a framework names, ran; so many are
@@ -106,6 +112,8 @@ impl Default for Options {
             note_uses: true,
             verify: false,
             verify_slots_max: 1024,
+            pack_row_bytes_max: Bytes::mib(2),
+            pack_blocks_max: 64,
             time_stalls: false,
             spans_max: 0,
         }
