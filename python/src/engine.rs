@@ -270,6 +270,25 @@ impl Engine {
         self.body.call(py, "sweep", |at| at.sweep())
     }
 
+    /// How many streams were named so far. With more than one, what a sweep names is done for all
+    /// of them as they were when its copies were done; see `retire`.
+    #[getter]
+    fn stream_count(&self, py: Python<'_>) -> PyResult<usize> {
+        self.body.call(py, "stream_count", |at| Ok(at.desk.streams.len()))
+    }
+
+    /// Takes device bytes of which the caller has the only reference left. A sweep names them once
+    /// every stream is past what it was asked to do until now. Returns their number.
+    fn retire(&self, py: Python<'_>, address: u64, bytes: u64) -> PyResult<u64> {
+        self.body.call(py, "retire", |at| {
+            let range = range(address, bytes)?;
+            at.enter(range)?;
+            let storage = at.engine.adopt(range, "retired")?;
+            at.keep(storage.id(), range);
+            Ok(number(storage.id()))
+        })
+    }
+
     /// The streams named so far wait for every copy out; then as `sweep`.
     fn flush(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         self.body.call(py, "flush", |at| {

@@ -103,6 +103,9 @@ class Desk:
         self._by_number: dict[int, weakref.ref[Stash]] = {}
         self._by_storage: dict[Any, weakref.ref[Stash]] = {}
         self._finished: deque[weakref.ref[Stash]] = deque()
+        self._lingering: list[torch.UntypedStorage] = []
+        self._retired: set[int] = set()
+        self._several = False
         self.room = Room(self.kind, self.index)
 
     @staticmethod
@@ -277,4 +280,28 @@ class Desk:
             stash = known() if known is not None else None
             if stash is not None:
                 stash.was_named = True
-            self._held.pop(number, None)
+            storage = self._held.pop(number, None)
+            if number in self._retired:
+                self._retired.discard(number)
+            elif storage is not None and self._has_several_streams():
+                self._lingering.append(storage)
+            # Not in the next turn of the loop: it may be the last reference.
+            del storage
+        if self._lingering:
+            self._retire()
+
+    def _has_several_streams(self) -> bool:
+        self._several = self._several or self.native.stream_count > 1
+        return self._several
+
+    def _retire(self) -> None:
+        """Of several streams one may still use what others hold a reference to; theirs goes at any
+        time, ours only when every stream is past the moment at which it became the last one."""
+        lingering, self._lingering = self._lingering, []
+        for storage in lingering:
+            if torch._C._storage_Use_Count(storage._cdata) > 1:
+                self._lingering.append(storage)
+                continue
+            number = self.native.retire(storage.data_ptr(), storage.nbytes())
+            self._retired.add(number)
+            self._held[number] = storage

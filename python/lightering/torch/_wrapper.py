@@ -124,8 +124,8 @@ class OffloadWrapper(ActivationWrapper):
                 return module(*args, **kwargs)
         if self.training and not _checkpoints_itself(module):
             raise RuntimeError(
-                f"offload_wrapper: {type(_innermost(module)).__name__} is not checkpointed; wrap it "
-                "in checkpoint_wrapper, or use SavedTensors to move all that it saves"
+                f"offload_wrapper: {type(_innermost(module)).__name__} is not checkpointed; wrap "
+                "it in checkpoint_wrapper, or use SavedTensors to move all that it saves"
             )
         if not args and "hidden_states" in kwargs and self._takes_hidden_states:
             # Hooks see positional tensors only.
