@@ -64,6 +64,10 @@ class HiddenStates(Context):
     """
 
     _name = "hidden states"
+    _nothing_offered = (
+        "it moved nothing: no checkpoint saved a floating-point input; checkpoint the layers "
+        "(gradient_checkpointing_enable), or use SavedTensors to move all that they save"
+    )
 
     def __init__(
         self,
