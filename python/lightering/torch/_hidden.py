@@ -84,7 +84,7 @@ class HiddenStates(Context):
         if not self._is_off:
             _keywords.stop()
         for desk, windows in self._windows.items():
-            desk.native.set_windows(*windows)
+            desk.set_windows(*windows)
         self._windows.clear()
         self._largest = 0
 
@@ -116,7 +116,7 @@ class HiddenStates(Context):
         if desk not in self._windows:
             self._windows[desk] = desk.native.windows()
         window = min(_WINDOW_BYTES_MAX, 2 * self._largest)
-        desk.native.set_windows(window, window)
+        desk.set_windows(window, window)
 
 
 class _Keywords:

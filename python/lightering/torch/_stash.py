@@ -106,6 +106,7 @@ class Desk:
         self._lingering: list[torch.UntypedStorage] = []
         self._retired: set[int] = set()
         self._several = False
+        self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
 
     @staticmethod
@@ -194,7 +195,8 @@ class Desk:
     def fetch(self, stash: Stash) -> torch.UntypedStorage:
         """The storage's bytes on the device, for a reader that is enqueued next."""
         with self.lock:
-            self._rest()
+            if self._finished:
+                self._rest(self._window)
             stream = self.stream()
             is_ready, gone = stash.saved.unpack(stash.lease, stream)
             self._drop(gone)
@@ -255,24 +257,43 @@ class Desk:
             self._held[number] = storage
             stash.was_fetched = True
 
-    def _rest(self) -> None:
-        """Storages whose readers all came, and whose graph is kept all the same, leave again."""
-        for _ in range(len(self._finished)):
-            known = self._finished.popleft()
-            stash = known()
-            if stash is not None and stash.waiting == 0 and stash.lease is not None:
-                stash.saved.rest(stash.lease, self.stream())
+    def _rest(self, window: int) -> None:
+        """Storages whose readers all came, and whose graph is kept all the same, leave again.
+
+        A graph that is not kept drops them before they are more than the window.
+        """
+        alive = [stash for known in self._finished if (stash := known()) is not None]
+        alive = [stash for stash in alive if stash.waiting == 0 and stash.lease is not None]
+        total = sum(stash.nbytes for stash in alive)
+        count = 0
+        while total > window:
+            stash = alive[count]
+            stash.saved.rest(stash.lease, self.stream())
+            total -= stash.nbytes
+            count += 1
+        self._finished = deque(weakref.ref(stash) for stash in alive[count:])
+
+    def set_windows(self, unreleased: int, prefetch: int) -> None:
+        """Sets both of the engine's windows, in bytes."""
+        self.native.set_windows(unreleased, prefetch)
+        self._window = prefetch
+
+    def _is_capturing(self) -> bool:
+        # Whoever asks about an event then ends the capture.
+        return not self.is_simulated and torch.cuda.is_current_stream_capturing()
 
     def sweep(self) -> None:
         """Drops what may be dropped."""
         with self.lock:
-            self._drop(self.native.sweep())
+            if not self._is_capturing():
+                self._drop(self.native.sweep())
 
     def flush(self) -> None:
         """Drops all that left: the stream that is current waits for the copies, on the device."""
         with self.lock:
-            self._rest()
-            self._drop(self.native.flush())
+            if not self._is_capturing():
+                self._rest(0)
+                self._drop(self.native.flush())
 
     def _drop(self, gone: list[int]) -> None:
         for number in gone:
