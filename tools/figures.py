@@ -24,6 +24,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
+TOLD = ("link", "latency", "prefetch", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
 
@@ -176,8 +177,7 @@ def overlap(runs):
             for kind, lines in kinds.items()}
 
 
-def told(runs, asked, parts=("link", "pinned", "torch"),
-         tables=("link", "latency", "pinned", "torch")):
+def told(runs, asked, parts=("link", "pinned", "torch"), tables=TOLD):
     """Figures that a program names itself, with all their pairs; variants that nothing is asked of
     are left out."""
     figures = {name: [] for name in asked if name.split(".")[0] in tables}

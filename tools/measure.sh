@@ -9,7 +9,7 @@
 #   train        what is compared in turn, there and back, in one process       200 s
 #   first        first steps: with pinned memory reserved, and with none          60 s
 #   overlap      matrix products and memory-bound kernels in turn                60 s
-#   link         copies at the limit of the link, and the host's time for verbs           90 s
+#   link         copies at the limit of the link, and the host's time for verbs          150 s
 #   pinned       page-locking beside the driver's own, and the pool's books     150 s
 #   predict      the same programs on the simulated device, with those figures   45 s
 #   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
@@ -200,6 +200,7 @@ measure_overlap() {
 
 measure_link() {
     figures_of '' bench-link --device "$device" "${queued[@]}"
+    figures_of '' bench-scale
 }
 
 # What criterion says of a bench, beside the most that it may take, in nanoseconds.
@@ -284,7 +285,7 @@ for part in "${parts[@]}"; do
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
         overlap | first) seconds=60 ;;
-        pinned) seconds=150 ;;
+        link | pinned) seconds=150 ;;
         *) seconds=90 ;;
     esac
     seconds=${seconds_max:-$seconds}

@@ -173,6 +173,12 @@ impl Rig {
         Ok(())
     }
 
+    /// So many rounds of a kernel that touches no memory, on the compute stream.
+    pub(crate) fn spin(&mut self, rounds: u32) -> Result<()> {
+        let args = [Arg::Update(self.numbers), Arg::U32(rounds)];
+        self.backend.launch(&BUSY, GRID, &args, self.compute.id)
+    }
+
     /// Opens the gate at once: what is timed begins on the compute stream now.
     pub(crate) fn open_gate(&mut self) -> Result<()> {
         self.backend.record(self.gate, self.compute.id)

@@ -23,6 +23,7 @@ mod refill;
 mod release;
 mod shared;
 mod stats;
+mod timeline;
 mod verify;
 
 pub use evict::Evict;
@@ -30,6 +31,7 @@ pub use options::Options;
 pub use refill::Acquire;
 pub use shared::Shared;
 pub use stats::{KeptCount, Stats};
+pub use timeline::{Span, Track};
 
 use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::Traced};
 use crate::checksum::Checks;
@@ -45,6 +47,7 @@ use crate::unit::{Bytes, DeviceRange, EventId, Name, StorageId, StreamId, Table}
 use crossbeam_channel::{Receiver, Sender};
 use release::Ledger;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use timeline::Timeline;
 
 /// Moves storages between one device and pinned host memory. See the crate's front page.
 pub struct Engine {
@@ -52,6 +55,7 @@ pub struct Engine {
     options: Options,
     events: EventPool,
     timers: EventPool,
+    timeline: Timeline,
     pool: PinnedPool,
     client: Client,
     /// Points that the pool holds blocks by, with how many blocks.
@@ -119,7 +123,8 @@ impl Engine {
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
         let engine = Engine {
             events: EventPool::new(options.events_max, Timing::Off),
-            timers: EventPool::new(STALLS_MAX * 2, Timing::On),
+            timers: EventPool::new((STALLS_MAX + timeline::PENDING_MAX) * 2, Timing::On),
+            timeline: Timeline::new(options.spans_max),
             busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
             returned: Vec::new(),
             after: Vec::new(),

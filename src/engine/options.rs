@@ -77,6 +77,9 @@ pub struct Options {
     pub verify_slots_max: usize,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
+    /// Measure with timed events when copies, and spans that a framework names, ran; so many are
+    /// kept. 0: nothing is measured.
+    pub spans_max: usize,
 }
 
 impl Default for Options {
@@ -104,6 +107,7 @@ impl Default for Options {
             verify: false,
             verify_slots_max: 1024,
             time_stalls: false,
+            spans_max: 0,
         }
     }
 }
@@ -141,6 +145,9 @@ impl Options {
         }
         if self.ring_records > 1 << 24 {
             return bad("ring_records is over 2^24");
+        }
+        if self.spans_max > 1 << 24 {
+            return bad("spans_max is over 2^24");
         }
         if self.verify_slots_max == 0 || self.verify_slots_max > 1 << 20 {
             return bad("verify_slots_max is zero or over 2^20");
@@ -206,6 +213,7 @@ mod tests {
             (Options { pass_len_max: 1, ..Options::default() }, "pass_len_max"),
             (Options { step_queries_max: 0, ..Options::default() }, "step_queries_max"),
             (Options { ring_records: usize::MAX, ..Options::default() }, "ring_records"),
+            (Options { spans_max: usize::MAX, ..Options::default() }, "spans_max"),
             (Options { verify_slots_max: 0, ..Options::default() }, "verify_slots_max"),
         ] {
             let error = options.check().unwrap_err();
