@@ -74,9 +74,11 @@ class HiddenStates(Context):
     ) -> None:
         super().__init__(keep_last, min_bytes, placement, engine)
         self._largest = 0
+        self._saw_checkpoint = self._saw_others = False
         self._windows: dict[Desk, tuple[int, int]] = {}
 
     def _start(self) -> None:
+        self._saw_checkpoint = self._saw_others = False
         if not self._is_off:
             _keywords.start()
 
@@ -91,12 +93,13 @@ class HiddenStates(Context):
     def _wants(self, tensor: torch.Tensor) -> str | None:
         # This, then _pack, then whoever saves.
         frame = sys._getframe(2)
-        if frame.f_code is not _APPLY or frame.f_back is None:
-            return ""
-        frame = frame.f_back
-        if frame.f_code not in _SAVERS:
-            return ""
-        return self._wants_input(tensor, frame.f_locals.get("args", ()))
+        if frame.f_code is _APPLY and frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code in _SAVERS:
+                self._saw_checkpoint = True
+                return self._wants_input(tensor, frame.f_locals.get("args", ()))
+        self._saw_others = True
+        return ""
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
         first = next((each for each in args if isinstance(each, torch.Tensor)), None)
@@ -107,6 +110,11 @@ class HiddenStates(Context):
         if torch._C._current_graph_task_id() != -1:
             return "saved in a backward pass"
         return None
+
+    def _test_itself(self) -> None:
+        if self._saw_others and not self._saw_checkpoint:
+            self._warn("it moved nothing: no checkpoint ran inside; SavedTensors moves the rest")
+        super()._test_itself()
 
     def _packed(self, desk: Desk, saved: Any) -> None:
         if desk.engine._has_own_windows or saved.largest <= self._largest:

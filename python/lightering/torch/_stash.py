@@ -32,6 +32,9 @@ from ._report import Counts
 
 _process = os.getpid()
 
+# So many storages whose readers all came are not looked at: their graph drops them in a moment.
+_RESTING_MIN = 2
+
 
 def _forked() -> None:
     global _process
@@ -103,9 +106,10 @@ class Desk:
         self._by_number: dict[int, weakref.ref[Stash]] = {}
         self._by_storage: dict[Any, weakref.ref[Stash]] = {}
         self._finished: deque[weakref.ref[Stash]] = deque()
+        self.streams: set[int] = set()
+        """Raw handles of the streams that were current in a call so far."""
         self._lingering: list[torch.UntypedStorage] = []
         self._retired: set[int] = set()
-        self._several = False
         self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
 
@@ -125,7 +129,9 @@ class Desk:
         """The raw handle of the stream that is current now, in this thread."""
         if self.is_simulated:
             return _native.HOST_STREAM
-        return torch._C._cuda_getCurrentRawStream(self.index)
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        self.streams.add(stream)
+        return stream
 
     @property
     def live_count(self) -> int:
@@ -262,7 +268,12 @@ class Desk:
 
         A graph that is not kept drops them before they are more than the window.
         """
-        alive = [stash for known in self._finished if (stash := known()) is not None]
+        finished = self._finished
+        while finished and finished[0]() is None:
+            finished.popleft()
+        if window and len(finished) <= _RESTING_MIN:
+            return
+        alive = [stash for known in finished if (stash := known()) is not None]
         alive = [stash for stash in alive if stash.waiting == 0 and stash.lease is not None]
         total = sum(stash.nbytes for stash in alive)
         count = 0
@@ -296,6 +307,8 @@ class Desk:
                 self._drop(self.native.flush())
 
     def _drop(self, gone: list[int]) -> None:
+        if not gone and not self._lingering:
+            return
         for number in gone:
             known = self._by_number.get(number)
             stash = known() if known is not None else None
@@ -304,16 +317,12 @@ class Desk:
             storage = self._held.pop(number, None)
             if number in self._retired:
                 self._retired.discard(number)
-            elif storage is not None and self._has_several_streams():
+            elif storage is not None and len(self.streams) > 1:
                 self._lingering.append(storage)
             # Not in the next turn of the loop: it may be the last reference.
             del storage
         if self._lingering:
             self._retire()
-
-    def _has_several_streams(self) -> bool:
-        self._several = self._several or self.native.stream_count > 1
-        return self._several
 
     def _retire(self) -> None:
         """Of several streams one may still use what others hold a reference to; theirs goes at any
