@@ -59,16 +59,20 @@ fn the_page_allows_the_transitions_that_the_code_allows() {
 
 /// Names in back ticks that start with a folder of this repository.
 fn named(page: &str) -> Vec<&str> {
-    let starts = |name: &&str| ["tests/", "docs/", "benches/"].iter().any(|f| name.starts_with(f));
+    let folders = ["tests/", "docs/", "benches/", "python/"];
+    let starts = |name: &&str| folders.iter().any(|folder| name.starts_with(folder));
     page.split('`').skip(1).step_by(2).filter(starts).collect()
 }
 
-/// Is `tests/file.rs`, `tests/file.rs::story` or the folder there?
+/// Is `tests/file.rs`, `tests/file.rs::story`, the same of Python, or the folder there?
 fn is_there(name: &str) -> bool {
     let (path, story) = name.split_once("::").unwrap_or((name, ""));
     let full = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     match std::fs::read_to_string(&full) {
-        Ok(text) => story.is_empty() || text.contains(&format!("fn {story}(")),
+        Ok(text) => {
+            let heads = [format!("fn {story}("), format!("def {story}(")];
+            story.is_empty() || heads.iter().any(|head| text.contains(head))
+        }
         Err(_) => story.is_empty() && full.is_dir(),
     }
 }
@@ -90,5 +94,6 @@ fn what_a_page_names_is_there() {
     }
     assert!(count > 20, "only {count} names found: the search itself is broken");
     assert!(is_there("tests/design.rs::what_a_page_names_is_there") && is_there("docs"));
+    assert!(!is_there("python/tests/test_lives.py::test_no_such_story"));
     assert!(!is_there("tests/design.rs::no_such_story") && !is_there("tests/no_such_file.rs"));
 }

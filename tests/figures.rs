@@ -111,6 +111,8 @@ fn session() -> Vec<String> {
         runs.push(line("first", "", 20, &said.replace('\n', " ")));
     }
     runs.push(overlap("overlap", "gemm", 3, 0.1, 0.1));
+    runs.push(overlap("overlap", "gemm-owned", 3, 0.1, 0.1));
+    runs.push(overlap("overlap", "hbm-owned", 3, 0.1, 0.1));
     runs.push(overlap("overlap", "hbm", 4, 0.2, 0.2));
     runs.push(overlap("overlap", "hbm", 5, 0.202, 0.2));
     runs.push(mode("predict", 6, checkpoint, 1.0, 30.0));
@@ -120,14 +122,18 @@ fn session() -> Vec<String> {
     for figure in demanded().figures {
         let just = format!("[[{:?}, 1.0]]", figure.threshold);
         let (part, pairs) = match figure.name.split('.').next().unwrap() {
-            "link" | "latency" => ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]"),
-            "pinned" => ("pinned", just.as_str()),
+            "link" | "latency" | "prefetch" | "rows" | "scale" => {
+                ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]")
+            }
+            part @ ("pinned" | "torch") => (part, just.as_str()),
             _ => continue,
         };
-        let name = figure.name;
+        let name = &figure.name;
         let said = format!(r#""figure": "{name}", "simulated": false, "pairs": {pairs}"#);
         runs.push(line(part, "", 30, &said));
     }
+    // What torch's figures are made of.
+    runs.push(line("torch", "inputs-8b", 30, r#""mode": "ours", "step_seconds": 2.0"#));
     // Nothing is asked of it.
     runs.push(line("link", "", 30, r#""figure": "trunks.out-4mib", "pairs": [[1.0, 2.0]]"#));
     runs.push(line("conformance", "", 9, r#""passed": 39, "failed": 0"#));
@@ -140,7 +146,10 @@ fn session() -> Vec<String> {
 
 fn demanded() -> Asked {
     let text = fs::read_to_string(root().join("benches/results/required.json")).unwrap();
-    Asked { demanded: true, ..read_required("required.json", &text).unwrap() }
+    let mut asked = read_required("required.json", &text).unwrap();
+    let tables = asked.figures.iter().map(|figure| figure.name.split('.').next().unwrap());
+    asked.demanded = tables.map(String::from).collect();
+    asked
 }
 
 #[test]

@@ -7,9 +7,9 @@
 #   conformance  promises of the driver seam that CUDA keeps             at most  30 s
 #   calibrate    the device's figures, for the simulated device                  45 s
 #   train        what is compared in turn, there and back, in one process       200 s
-#   first        first steps: with pinned memory reserved, and with none          60 s
-#   overlap      matrix products and memory-bound kernels in turn                60 s
-#   link         copies at the limit of the link, and the host's time for verbs           90 s
+#   first        first steps: with pinned memory reserved, and with none          70 s
+#   overlap      matrix products and memory-bound kernels in turn                70 s
+#   link         copies at the limit of the link, and the host's time for verbs          150 s
 #   pinned       page-locking beside the driver's own, and the pool's books     150 s
 #   predict      the same programs on the simulated device, with those figures   45 s
 #   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
@@ -189,17 +189,24 @@ measure_first() {
 }
 
 measure_overlap() {
-    local kind began=$SECONDS took=0
-    for kind in gemm hbm hbm gemm gemm hbm; do
+    local kind memory began=$SECONDS took=0
+    # Of each kind of compute beside copies of the same bytes, and of bytes of the engine's own.
+    for kind in gemm hbm hbm-owned gemm-owned hbm gemm hbm-owned gemm-owned; do
         [ "$took" -lt "$(left)" ] || break
         began=$SECONDS
-        example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}" --runs 7
+        case $kind in
+            *-owned) memory=owned ;;
+            *) memory=adopted ;;
+        esac
+        example "$kind" overlap --device "$device" --compute "${kind%-owned}" --memory "$memory" \
+            "${copies[@]}" --runs 7
         took=$((SECONDS - began + 1))
     done
 }
 
 measure_link() {
     figures_of '' bench-link --device "$device" "${queued[@]}"
+    figures_of '' bench-scale
 }
 
 # What criterion says of a bench, beside the most that it may take, in nanoseconds.
@@ -283,8 +290,8 @@ for part in "${parts[@]}"; do
         conformance) seconds=30 ;;
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
-        overlap | first) seconds=60 ;;
-        pinned) seconds=150 ;;
+        overlap | first) seconds=70 ;;
+        link | pinned) seconds=150 ;;
         *) seconds=90 ;;
     esac
     seconds=${seconds_max:-$seconds}

@@ -45,10 +45,16 @@ class ResidentStorages:
         self._thread = 0
 
     def __contains__(self, tensor: object) -> bool:
-        """Whether the storage of a plain tensor has to stay."""
+        """Whether the storage of a tensor, or of one that a subclass is of, has to stay."""
         if self.blind:
             return True
-        return isinstance(tensor, torch.Tensor) and identity(tensor) in self._known
+        if not isinstance(tensor, torch.Tensor):
+            return False
+        if is_plain(tensor):
+            return identity(tensor) in self._known
+        # Such as a sparse one, which has no storage: it is no parameter's.
+        flat = flatten(tensor)
+        return flat is not None and any(identity(leaf) in self._known for leaf in flat.leaves)
 
     def __len__(self) -> int:
         """How many living storages are known."""

@@ -35,6 +35,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Desk {
     /// CPU memory that the simulated device may reach, by the storage it belongs to.
     entered: HashMap<StorageId, DeviceRange>,
+    /// Streams of others that were named so far.
+    streams: Vec<(usize, StreamId)>,
     /// What is being page-locked, or was last.
     reservation: Option<Reservation>,
 }
@@ -107,12 +109,33 @@ impl At<'_> {
         self.host.map_or(Ok(()), |host| host.leave(range))
     }
 
-    /// Every storage whose device bytes may be dropped now, in the order of `compute`.
-    pub(crate) fn sweep(&mut self, compute: StreamId) -> Result<Vec<u64>> {
+    /// The engine's name of a stream.
+    pub(crate) fn stream(&mut self, raw: usize) -> Result<StreamId> {
+        if let Some((_, known)) = self.desk.streams.iter().find(|(known, _)| *known == raw) {
+            return Ok(*known);
+        }
+        let stream = self.engine.adopt_stream(raw)?;
+        self.desk.streams.push((raw, stream));
+        Ok(stream)
+    }
+
+    /// Every storage whose device bytes may be dropped now. Of one stream alone, in its order;
+    /// where there are several the engine names only what is done for all of them.
+    pub(crate) fn sweep(&mut self) -> Result<Vec<u64>> {
         let mut gone = Vec::new();
-        while let Some(id) = self.engine.releasable(compute)? {
-            self.gone(id)?;
-            gone.push(number(id));
+        for index in 0..self.desk.streams.len() {
+            loop {
+                match self.engine.releasable(self.desk.streams[index].1) {
+                    Ok(Some(id)) => {
+                        self.gone(id)?;
+                        gone.push(number(id));
+                    }
+                    // Somebody captures the stream: later.
+                    Err(error) if error.misuse() == Some(Misuse::Capturing) => break,
+                    Err(error) => return Err(error),
+                    Ok(None) => break,
+                }
+            }
         }
         Ok(gone)
     }
@@ -147,7 +170,7 @@ pub(crate) struct Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (device = "auto", pinned_bytes = None, unreleased_bytes = None,
-                        prefetch_bytes = None, *, prefetch_count = 8, streams = 16,
+                        prefetch_bytes = None, *, prefetch_count = 8, streams = 64,
                         time_stalls = false, verify = false, seed = None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -243,26 +266,41 @@ impl Engine {
     }
 
     /// Storages whose device bytes may be dropped now.
-    fn sweep(&self, py: Python<'_>, stream: usize) -> PyResult<Vec<u64>> {
-        self.body.call(py, "sweep", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
-            at.sweep(compute)
+    fn sweep(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        self.body.call(py, "sweep", |at| at.sweep())
+    }
+
+    /// Takes device bytes of which the caller has the only reference left. A sweep names them once
+    /// every stream is past what it was asked to do until now. Returns their number.
+    fn retire(&self, py: Python<'_>, address: u64, bytes: u64) -> PyResult<u64> {
+        self.body.call(py, "retire", |at| {
+            let range = range(address, bytes)?;
+            at.enter(range)?;
+            let storage = at.engine.adopt(range, "retired")?;
+            at.keep(storage.id(), range);
+            Ok(number(storage.id()))
         })
     }
 
-    /// The stream waits for every copy out; then as `sweep`.
-    fn flush(&self, py: Python<'_>, stream: usize) -> PyResult<Vec<u64>> {
+    /// The streams named so far wait for every copy out; then as `sweep`.
+    fn flush(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         self.body.call(py, "flush", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
-            at.engine.flush(compute)?;
-            at.sweep(compute)
+            at.engine.step()?;
+            for index in 0..at.desk.streams.len() {
+                match at.engine.flush(at.desk.streams[index].1) {
+                    // Somebody captures the stream: later.
+                    Err(error) if error.misuse() == Some(Misuse::Capturing) => {}
+                    flushed => flushed?,
+                }
+            }
+            at.sweep()
         })
     }
 
     /// The storage that should be fetched next for readers on `stream`, and its bytes.
     fn wanted(&self, py: Python<'_>, stream: usize) -> PyResult<Option<(u64, u64)>> {
         self.body.call(py, "wanted", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
+            let compute = at.stream(stream)?;
             Ok(at.engine.wanted(compute)?.map(|(id, len)| (number(id), len.0)))
         })
     }

@@ -89,7 +89,7 @@ impl Saved {
     ) -> PyResult<Packed> {
         let name = Name::new(name);
         self.body.call(py, "pack", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
+            let compute = at.stream(stream)?;
             let range = range(address, bytes)?;
             at.enter(range)?;
             let packed = self.lock().pack(at.engine, range, name, compute);
@@ -107,7 +107,7 @@ impl Saved {
                 // It stays where it is: nothing is lost but the room it takes.
                 Err(_) => Some((number(storage.id()), "refused")),
             };
-            let gone = at.sweep(compute)?;
+            let gone = at.sweep()?;
             Ok((Lease { storage }, left, gone))
         })
     }
@@ -115,9 +115,9 @@ impl Saved {
     /// Are the bytes there for a reader on `stream`? And what may be dropped.
     fn unpack(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<(bool, Vec<u64>)> {
         self.body.call(py, "unpack", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
+            let compute = at.stream(stream)?;
             let acquired = self.lock().unpack(at.engine, lease.id(), compute)?;
-            Ok((matches!(acquired, Acquire::Ready(_)), at.sweep(compute)?))
+            Ok((matches!(acquired, Acquire::Ready(_)), at.sweep()?))
         })
     }
 
@@ -125,7 +125,7 @@ impl Saved {
     fn refill(&self, py: Python<'_>, lease: &Lease, address: u64, stream: usize) -> PyResult<()> {
         let (id, len) = (lease.id(), lease.storage.len());
         self.body.call(py, "refill", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
+            let compute = at.stream(stream)?;
             let target = range(address, len.0)?;
             into(at, id, target, |at| at.engine.refill(id, target, compute).map(drop))
         })
@@ -142,7 +142,7 @@ impl Saved {
     ) -> PyResult<bool> {
         let (id, len) = (lease.id(), lease.storage.len());
         self.body.call(py, "prefetch", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
+            let compute = at.stream(stream)?;
             let target = range(address, len.0)?;
             match into(at, id, target, |at| at.engine.prefetch(id, target, compute)) {
                 Ok(()) => Ok(true),
@@ -156,7 +156,7 @@ impl Saved {
     /// `stream` when this returns.
     fn cancel(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<()> {
         self.body.call(py, "cancel", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
+            let compute = at.stream(stream)?;
             at.engine.cancel(lease.id(), compute)?;
             at.gone(lease.id())
         })
@@ -165,7 +165,7 @@ impl Saved {
     /// The readers of a storage were enqueued on `stream`, and others may come: it leaves again.
     fn rest(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<Option<&'static str>> {
         self.body.call(py, "rest", |at| {
-            let compute = at.engine.adopt_stream(stream)?;
+            let compute = at.stream(stream)?;
             let rested = self.lock().rest(at.engine, lease.id(), compute)?;
             Ok(rested.map(words))
         })

@@ -13,7 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._composable.checkpoint_activation import checkpoint as checkpoint_module
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.modules import module as modules
 
 from lightering import _fsdp
@@ -125,6 +128,26 @@ def test_fsdp_that_hides_its_weights_makes_everything_stay(group, watched, monke
     model(torch.randn(4, 8))
     assert "no fsdp_params here" in watched.blind
     assert torch.randn(3) in watched
+
+
+def test_kinds_of_tensors_without_a_storage_are_nobodys(watched):
+    layer = Layer()
+    layer(torch.randn(2, 8))
+    for tensor in (torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr(), "no tensor", None):
+        assert tensor not in watched
+    with torch.device("meta"):
+        assert torch.ones(3) not in watched
+
+
+def test_a_wrapper_of_a_weight_is_the_weights(group, watched):
+    mesh = init_device_mesh("cpu", (1,))
+    layer = Layer()
+    parallelize_module(layer, mesh, {"up": ColwiseParallel()})
+    layer(torch.randn(2, 8))
+    weight = layer.up.weight
+    assert weight in watched and weight.detach().t() in watched
+    assert weight._local_tensor.view(-1) in watched
+    assert distribute_tensor(torch.randn(4, 4), mesh) not in watched
 
 
 def test_a_second_root_and_a_replaced_parameter_are_read(watched):

@@ -12,6 +12,7 @@ Who may call it: the modes of lightering.torch.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from types import TracebackType
@@ -28,6 +29,9 @@ from ._stash import Desk
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
 
+# Warnings that were given: each once, however many contexts a training loop makes.
+_told: set[tuple[str, str]] = set()
+
 
 def nbytes_of(size: Size) -> int:
     """A size in bytes.
@@ -42,6 +46,8 @@ class Context:
     """Hooks of one mode. Use a mode, not this."""
 
     _name = "context"
+    _nothing_offered = ""
+    """What is wrong where tensors were saved, and none was one that the mode is about."""
 
     def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
@@ -57,7 +63,6 @@ class Context:
         self._modes: dict[torch.device, tuple[Desk, Any]] = {}
         self._counts = Counts()
         self._entered = threading.local()
-        self._warned = False
         if engine is not None:
             desk = Desk.of(engine)
             device = torch.device("cpu") if desk.is_simulated else torch.device("cuda", desk.index)
@@ -124,25 +129,34 @@ class Context:
         """What autograd calls when it saves a tensor."""
         why = self._wants(tensor)
         if why is None:
-            if is_plain(tensor):
-                return self._take(tensor)
-            flat = flatten(tensor)
-            if flat is not None:
-                return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
-            why = "unknown kind of tensor"
+            return self._pack_wanted(tensor)
         if why:
             self._counts.stay(tensor.numel() * tensor.element_size(), why)
+        else:
+            self._counts.others += 1
+        return Kept(tensor)
+
+    def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
+        if is_plain(tensor):
+            return self._take(tensor)
+        flat = flatten(tensor)
+        if flat is not None:
+            return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
+        self._counts.stay(tensor.numel() * tensor.element_size(), "unknown kind of tensor")
         return Kept(tensor)
 
     def _take(self, tensor: torch.Tensor) -> Kept | Moved:
         """Packs a plain tensor that the mode wants to move."""
-        nbytes = tensor.numel() * tensor.element_size()
         mode = self._mode(tensor.device)
-        why = self._obstacle(tensor, nbytes, mode)
+        why = self._obstacle(tensor, mode)
         if why is None and mode is not None:
             desk, saved = mode
             stash = desk.find(tensor)
-            if stash is None:
+            if stash is not None and stash.version == tensor._version:
+                # However small: who keeps a view keeps the storage that left.
+                return Moved(tensor, stash)
+            why = self._reserve(tensor, desk) if stash is None else "edited since it was saved"
+            if why is None:
                 try:
                     stash = desk.pack(saved, self._counts, tensor, self._name)
                     self._packed(desk, saved)
@@ -151,26 +165,29 @@ class Context:
                     raise
                 except _native.Error as error:
                     why = _reason(error)
-            elif stash.version == tensor._version:
-                return Moved(tensor, stash)
-            else:
-                why = "edited since it was saved"
-        self._counts.stay(nbytes, why or "other device")
+        self._counts.stay(_nbytes(tensor), why or "other device")
         return Kept(tensor)
 
-    def _obstacle(self, tensor: torch.Tensor, nbytes: int, mode: Any) -> str | None:
+    def _reserve(self, tensor: torch.Tensor, desk: Desk) -> str | None:
+        """Why a storage that could move is not worth it."""
+        if _nbytes(tensor) < max(self._min_bytes, 1):
+            return "too small"
+        return "outlived its graph before" if desk.is_of_somebody_else(tensor) else None
+
+    def _obstacle(self, tensor: torch.Tensor, mode: Any) -> str | None:
         """Why a tensor that the mode wants cannot move."""
         if mode is None:
             return "other device"
-        if nbytes < max(self._min_bytes, 1):
-            return "too small"
         if tensor.is_inference():
             return "inference tensor"
         if tensor.is_conj() or tensor.is_neg():
             return "lazy conjugate"
         if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._warn("a CUDA graph is being captured: tensors stay on the device")
+            self._warn("stays out of a capture: tensors of a CUDA graph stay on the device")
             return "stream capture"
+        if has_cudagraph_trees(tensor.device):
+            self._warn("stays out of CUDA graph trees: a replay would overwrite what is moved")
+            return "CUDA graph trees"
         return None
 
     def _packed(self, desk: Desk, saved: Any) -> None:
@@ -179,21 +196,26 @@ class Context:
     def _test_itself(self) -> None:
         counts = self._counts
         offered = counts.moved + sum(counts.kept.values())
-        if self._is_off or not offered:
+        if self._is_off:
+            return
+        if not offered:
+            if counts.others and self._nothing_offered:
+                self._warn(self._nothing_offered)
             return
         if not counts.moved:
             most = max(counts.kept, key=lambda why: counts.kept[why])
             self._warn(f"it moved nothing: all {offered} bytes stayed, most of them: {most}")
         elif not counts.released:
             self._warn(
-                f"it freed nothing: {counts.moved} bytes were moved, and all of them are still "
-                "kept alive on the device by somebody else"
+                f"it freed nothing: all {counts.moved} bytes moved were wanted again before their "
+                "copies out were done, or are kept alive on the device by somebody else"
             )
 
     def _warn(self, what: str) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"lightering.torch.{type(self).__name__}: {what}", stacklevel=3)
+        told = (self._name, what.split(":")[0])
+        if told not in _told:
+            _told.add(told)
+            warnings.warn(f"lightering.torch: {self._name}: {what}", stacklevel=4)
 
     def report(self) -> Report:
         """What happened since the context was entered last."""
@@ -217,6 +239,26 @@ class Context:
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of a plain tensor; an expanded one has no more than its storage."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def has_cudagraph_trees(device: torch.device) -> bool:
+    """Whether torch.compile replays CUDA graphs on a device, whose pool a replay overwrites."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or device.type != "cuda":
+        return False
+    try:
+        return trees.get_manager(device.index, create_if_none_exists=False) is not None
+    except AssertionError:
+        # This thread has none, nor a place for them.
+        return False
+    except AttributeError:
+        # Another torch: who knows what its graphs do.
+        return True
 
 
 def _reason(error: Exception) -> str:

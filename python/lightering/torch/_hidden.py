@@ -64,6 +64,10 @@ class HiddenStates(Context):
     """
 
     _name = "hidden states"
+    _nothing_offered = (
+        "it moved nothing: no checkpoint saved a floating-point input; checkpoint the layers "
+        "(gradient_checkpointing_enable), or use SavedTensors to move all that they save"
+    )
 
     def __init__(
         self,
@@ -74,9 +78,11 @@ class HiddenStates(Context):
     ) -> None:
         super().__init__(keep_last, min_bytes, placement, engine)
         self._largest = 0
+        self._saw_checkpoint = self._saw_others = False
         self._windows: dict[Desk, tuple[int, int]] = {}
 
     def _start(self) -> None:
+        self._saw_checkpoint = self._saw_others = False
         if not self._is_off:
             _keywords.start()
 
@@ -84,19 +90,20 @@ class HiddenStates(Context):
         if not self._is_off:
             _keywords.stop()
         for desk, windows in self._windows.items():
-            desk.native.set_windows(*windows)
+            desk.set_windows(*windows)
         self._windows.clear()
         self._largest = 0
 
     def _wants(self, tensor: torch.Tensor) -> str | None:
-        # This, then _pack, then whoever saves.
-        frame = sys._getframe(2)
-        if frame.f_code is not _APPLY or frame.f_back is None:
-            return ""
-        frame = frame.f_back
-        if frame.f_code not in _SAVERS:
-            return ""
-        return self._wants_input(tensor, frame.f_locals.get("args", ()))
+        # _pack, then whoever saves: on a thread of autograd there may be nobody below it.
+        apply = sys._getframe(1).f_back
+        saver = None if apply is None else apply.f_back
+        if apply is not None and saver is not None and apply.f_code is _APPLY:
+            if saver.f_code in _SAVERS:
+                self._saw_checkpoint = True
+                return self._wants_input(tensor, saver.f_locals.get("args", ()))
+        self._saw_others = True
+        return ""
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
         first = next((each for each in args if isinstance(each, torch.Tensor)), None)
@@ -108,6 +115,11 @@ class HiddenStates(Context):
             return "saved in a backward pass"
         return None
 
+    def _test_itself(self) -> None:
+        if self._saw_others and not self._saw_checkpoint:
+            self._warn("it moved nothing: no checkpoint ran inside; SavedTensors moves the rest")
+        super()._test_itself()
+
     def _packed(self, desk: Desk, saved: Any) -> None:
         if desk.engine._has_own_windows or saved.largest <= self._largest:
             return
@@ -116,7 +128,7 @@ class HiddenStates(Context):
         if desk not in self._windows:
             self._windows[desk] = desk.native.windows()
         window = min(_WINDOW_BYTES_MAX, 2 * self._largest)
-        desk.native.set_windows(window, window)
+        desk.set_windows(window, window)
 
 
 class _Keywords:

@@ -11,6 +11,8 @@ Who may call it: everyone, as ``lightering.torch.SavedTensors``.
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from .._fsdp import ResidentStorages, is_weight
@@ -49,20 +51,40 @@ class SavedTensors(Context):
         engine: Engine | None = None,
     ) -> None:
         super().__init__(0, min_bytes, placement, engine)
-        self._residents = ResidentStorages()
 
     def _start(self) -> None:
         if not self._is_off:
-            self._residents.start()
+            _watch.start()
 
     def _stop(self) -> None:
-        self._residents.stop()
+        if not self._is_off:
+            _watch.stop()
 
     def _wants(self, tensor: torch.Tensor) -> str | None:
         if torch._C._current_graph_task_id() != -1:
             return "saved in a backward pass"
-        if is_weight(tensor) or tensor in self._residents:
-            return ""
-        if self._residents.blind:
+        residents = _watch.residents
+        if residents.blind:
             return "weights are unknown"
-        return None
+        return "" if is_weight(tensor) or tensor in residents else None
+
+
+class _Watch(threading.local):
+    """What never leaves, of the modules called in one thread: its contexts share the watch."""
+
+    def __init__(self) -> None:
+        self.residents = ResidentStorages()
+        self._count = 0
+
+    def start(self) -> None:
+        self._count += 1
+        if self._count == 1:
+            self.residents.start()
+
+    def stop(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self.residents.stop()
+
+
+_watch = _Watch()

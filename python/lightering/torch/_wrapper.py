@@ -12,8 +12,10 @@ Who may call it: everyone, from ``lightering.torch``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,13 +23,16 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    ActivationWrapper,
+    CheckpointWrapper,
+)
 
 from .._fsdp import is_fsdp1
 from ..engine import Engine
 from ._context import _hooks
 from ._hidden import HiddenStates, first_is_hidden_states
-from ._packed import unpack
+from ._packed import Kept, Packed, unpack
 from ._report import Counts, Report
 
 
@@ -37,6 +42,25 @@ class _Shared(HiddenStates):
     def hooks(self) -> Any:
         """Hooks for one call."""
         return _hooks(self._pack, unpack)
+
+    def take_input_of(self, pack_hook: Any) -> None:
+        """Moves what a checkpoint saved already, in whose forward the caller is.
+
+        Its frame is in the closure of its pack hook. Where it is not, or where somebody else's
+        hooks have its input, nothing moves.
+        """
+        cells = dict(zip(pack_hook.__code__.co_freevars, pack_hook.__closure__ or (), strict=True))
+        saver = getattr(cells.get("frame"), "cell_contents", None)
+        node = getattr(getattr(saver, "input_saver", None), "grad_fn", None)
+        saved = getattr(node, "_raw_saved_tensors", ())
+        # The first one is the checkpoint's own dummy.
+        if len(saved) > 1:
+            with contextlib.suppress(RuntimeError):
+                saved[1].register_hooks(self._pack_input, unpack)
+
+    def _pack_input(self, tensor: torch.Tensor) -> Packed:
+        why = self._wants_input(tensor, (tensor,))
+        return Kept(tensor) if why is not None else self._pack_wanted(tensor)
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
         counts = self._counts
@@ -75,25 +99,82 @@ def report(engine: Engine | None = None) -> Report:
     return _mode_of(engine).report()
 
 
+class _Held:
+    """A mode, as a module holds it: copies of the module share it, and a file names it."""
+
+    __slots__ = ("mode",)
+
+    def __init__(self, mode: _Shared) -> None:
+        self.mode = mode
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.mode not in _shared_default:
+            raise pickle.PicklingError(
+                "a module that offload_wrapper gave an engine of its own (engine=) cannot be "
+                "pickled; its state_dict can"
+            )
+        return _held_default, ()
+
+
+def _held_default() -> _Held:
+    return _Held(_mode_of(None))
+
+
 class OffloadWrapper(ActivationWrapper):
     """What ``offload_wrapper`` returns."""
 
     def __init__(self, module: torch.nn.Module, mode: _Shared) -> None:
         super().__init__(module)
-        self._mode = [mode]
+        self._mode = _Held(mode)
         self._takes_hidden_states = first_is_hidden_states(type(_innermost(module)))
 
     @torch._disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module; what its checkpoint saves first leaves the device."""
-        module = self._checkpoint_wrapped_module
-        if not torch.is_grad_enabled():
+        """Runs the module; what its checkpoint saves first leaves the device.
+
+        Raises:
+            RuntimeError: nothing checkpoints the module, and it trains.
+        """
+        module, mode = self._checkpoint_wrapped_module, self._mode.mode
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return module(*args, **kwargs)
+        around = _top_pack_hook()
+        if around is not None:
+            if around.__qualname__.startswith("_checkpoint_hook."):
+                mode.take_input_of(around)
+            if "checkpoint" in around.__module__:
+                return module(*args, **kwargs)
+        if self.training and not _checkpoints_itself(module):
+            raise RuntimeError(
+                f"offload_wrapper: {type(_innermost(module)).__name__} is not checkpointed; wrap "
+                "it in checkpoint_wrapper, or use SavedTensors to move all that it saves"
+            )
         if not args and "hidden_states" in kwargs and self._takes_hidden_states:
             # Hooks see positional tensors only.
             args = (kwargs.pop("hidden_states"),)
-        with self._mode[0].hooks():
+        with mode.hooks():
             return module(*args, **kwargs)
+
+
+def _top_pack_hook() -> Any:
+    """The pack hook that is called for what is saved now, if there is one."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return top[0] if top else None
+
+
+def _checkpoints_itself(module: Any) -> bool:
+    """Whether a module is run again in the backward pass."""
+    while module is not None:
+        if isinstance(module, CheckpointWrapper) or getattr(
+            module, "gradient_checkpointing", False
+        ):
+            return True
+        inner = module.__dict__.get("_modules", {})
+        module = inner.get("_checkpoint_wrapped_module") or inner.get("_orig_mod")
+    return False
 
 
 def offload_wrapper(module: torch.nn.Module, *, engine: Engine | None = None) -> torch.nn.Module:
@@ -113,6 +194,9 @@ def offload_wrapper(module: torch.nn.Module, *, engine: Engine | None = None) ->
     Raises:
         TypeError: not a module.
         ValueError: it is wrapped in FSDP1, whose flat weights are not supported.
+
+    ``checkpoint_wrapper(offload_wrapper(layer))`` is right, too. Since one cannot tell beforehand
+    who will wrap it, a module that nothing checkpoints is an error when it first trains.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"offload_wrapper takes a module, got {type(module).__name__}")

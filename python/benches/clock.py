@@ -1,0 +1,130 @@
+"""Times of steps, and what is said of them.
+
+What it is: one visit to a way (warm-up, timed steps, one step for memory), medians, intervals.
+What it is not: a choice of what runs when; steps.py alternates the ways.
+Invariant: nothing is waited for between the timed steps, so that a step's end overlaps the next
+one's begin as in training; a step's time is between two events of the compute stream.
+
+    warm-up, warm-up | event, step, event, step, event ... wait | step that waits in its middle
+
+Who may call it: steps.py and its children.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from ways import Way
+from workloads import Built
+
+
+@dataclasses.dataclass
+class Visit:
+    """What some steps of one way in a row took."""
+
+    seconds: list[float]
+    host_seconds: list[float]
+    """Until all of a step was enqueued; where steps are faster than that, the host is the bound."""
+    peak_bytes: int
+    after_forward_bytes: int
+    reserved_bytes: int
+    out_bytes: float
+    in_bytes: float
+    """Copied per timed step."""
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def step(built: Built, way: Way) -> None:
+    """One forward and backward, with gradients from nothing."""
+    built.model.zero_grad(set_to_none=True)
+    with way.context():
+        loss = built.forward()
+        way.turn()
+        loss.backward()
+    way.step_done()
+
+
+def step_for_memory(built: Built, way: Way, device: torch.device) -> int:
+    """A step that waits after its forward; device bytes allocated then, 0 on the CPU."""
+    built.model.zero_grad(set_to_none=True)
+    with way.context():
+        loss = built.forward()
+        wait(device)
+        allocated = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        way.turn()
+        loss.backward()
+    way.step_done()
+    wait(device)
+    return allocated
+
+
+def visit(built: Built, way: Way, device: torch.device, steps: int, warm: int) -> Visit:
+    """Attached already: warms up, times some steps, and measures memory."""
+    on_gpu = device.type == "cuda"
+    for _ in range(warm):
+        step(built, way)
+    wait(device)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    before = way.moved()
+    host, marks = [], []
+
+    def mark() -> None:
+        marks.append(torch.cuda.Event(enable_timing=True) if on_gpu else time.perf_counter())
+        if on_gpu:
+            marks[-1].record()
+
+    mark()
+    for _ in range(steps):
+        began = time.perf_counter()
+        step(built, way)
+        host.append(time.perf_counter() - began)
+        mark()
+    wait(device)
+    seconds = [one.elapsed_time(two) / 1e3 if on_gpu else two - one
+               for one, two in itertools.pairwise(marks)]
+    out, back = (now - then for now, then in zip(way.moved(), before, strict=True))
+    peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
+    reserved = torch.cuda.memory_reserved(device) if on_gpu else 0
+    after = step_for_memory(built, way, device)
+    return Visit(seconds, host, peak, after, reserved, out / steps, back / steps)
+
+
+def clean(built: Built, device: torch.device) -> None:
+    """Between ways: no gradients, no garbage, no cached blocks of another way's sizes."""
+    built.model.zero_grad(set_to_none=True)
+    gc.collect()
+    wait(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
+    """The middle ratio of the pairs of visits' medians, first with first; of two the worse."""
+    ratios = sorted(statistics.median(mine) / statistics.median(other)
+                    for mine, other in zip(ours, theirs, strict=False))
+    return ratios[len(ratios) // 2]
+
+
+def interval(
+    ours: Sequence[float], theirs: Sequence[float] | None, draws: int = 2000
+) -> tuple[float, float]:
+    """A bootstrap 95 % interval of the median, or of the ratio of two medians."""
+    dice = random.Random(5)
+
+    def drawn(values: Sequence[float]) -> float:
+        return statistics.median(dice.choices(values, k=len(values)))
+
+    found = sorted(drawn(ours) / (drawn(theirs) if theirs else 1.0) for _ in range(draws))
+    return found[int(0.025 * draws)], found[int(0.975 * draws) - 1]

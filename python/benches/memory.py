@@ -1,0 +1,157 @@
+"""Two small measurements: what a pack + unpack pair costs the host, and what lengths do to memory.
+
+What it is: host time beside the same graph without hooks; memory and time of 100 steps whose
+sequence lengths are drawn from ten.
+Invariant: the first ten of the 100 steps take each length once, so that "flat after the tenth" is
+a fair demand; all ways draw the same lengths.
+
+    graph of 200 sines, 1 MiB each: (with hooks - without) / 200 = one pair
+    lengths: 10 once each, 90 drawn | then each length by itself: the sum that 90 should take
+
+Who may call it: steps.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from typing import Any
+
+import torch
+from clock import clean, step, wait
+from output import Output, percent
+from ways import WAYS, Missing, Way
+from workloads import WORKLOADS, Built, build
+
+PAIRS = 200
+REPEATS = 9
+LENGTHS = 10
+STEPS = 100
+
+
+def _graph(device: torch.device) -> Built:
+    leaf = torch.randn(512, 512, device=device, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        value = leaf
+        for _ in range(PAIRS + 1):
+            # Saves its input; the first one is a leaf, which stays.
+            value = value.sin()
+        return value.sum()
+
+    model = torch.nn.Module()
+    model.leaf = torch.nn.Parameter(leaf)
+    return Built(model, forward, [], PAIRS, leaf.numel() * 4, lambda tokens: None)
+
+
+def pack_pairs(options: argparse.Namespace, output: Output) -> None:
+    """Host microseconds of a pair, for each way that saves all tensors."""
+    device = options.device
+    output.say("== host: microseconds of the host for one pack and one unpack, tensors of 1 MiB")
+    built = _graph(device)
+
+    def halves(way: Way) -> tuple[float, float]:
+        found = []
+        for _ in range(REPEATS):
+            built.model.zero_grad(set_to_none=True)
+            wait(device)
+            with way.context():
+                began = time.perf_counter()
+                loss = built.forward()
+                between = time.perf_counter()
+                loss.backward()
+                found.append((between - began, time.perf_counter() - between))
+            way.step_done()
+        # The fastest: the host's own time, without what else the machine did.
+        return min(one for one, _ in found[2:]), min(two for _, two in found[2:])
+
+    plain = halves(Way(device))
+    for name in ("torch-all", "trl-all", "ours-all"):
+        if name not in options.ways:
+            continue
+        way = WAYS[name](device)
+        try:
+            way.attach(built)
+        except Missing as missing:
+            output.say(f"host {name}: skipped: {missing}")
+            continue
+        pack, unpack = ((ours - theirs) / PAIRS * 1e6
+                        for ours, theirs in zip(halves(way), plain, strict=True))
+        output.say(f"host {name}: pack {pack:.1f} us, unpack {unpack:.1f} us, "
+                   f"pair {pack + unpack:.1f} us")
+        output.record("host", name, {"pack_microseconds": pack, "unpack_microseconds": unpack,
+                                     "pair_microseconds": pack + unpack, **way.says()})
+        way.detach(built)
+        clean(built, device)
+
+
+def resident_bytes() -> int:
+    """Host memory of this process."""
+    with open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def ten_lengths(options: argparse.Namespace, output: Output) -> None:
+    """100 steps of ten lengths, without offload and with ours."""
+    device, small = options.device, options.small
+    unit = 16 if small else 256
+    lengths = [unit * (nth + 1) for nth in range(LENGTHS)]
+    dice = random.Random(3)
+    drawn = dice.sample(lengths, LENGTHS) + dice.choices(lengths, k=STEPS - LENGTHS)
+    output.say(f"== lengths: {STEPS} steps of {lengths[0]} to {lengths[-1]} tokens")
+    built = build(WORKLOADS["short-0.6b"], device, small)
+    for name in ("checkpoint", "ours"):
+        if name not in options.ways:
+            continue
+        way = WAYS[name](device)
+        try:
+            way.attach(built)
+        except Missing as missing:
+            output.say(f"lengths {name}: skipped: {missing}")
+            continue
+        said = _lengths_of(built, way, device, lengths, drawn)
+        growth = ", ".join(f"{what} {said[f'{what}_growth_bytes'] / 1e6:.1f} MB"
+                           for what in ("reserved", "pinned", "resident"))
+        output.say(f"lengths {name}: after the tenth step grew: {growth}; "
+                   f"time over fixed lengths {percent(said['over_fixed'])}")
+        output.record("lengths", name, {**said, **way.says()})
+        way.detach(built)
+        clean(built, device)
+
+
+def _lengths_of(
+    built: Built, way: Way, device: torch.device, lengths: list[int], drawn: list[int]
+) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+
+    def timed(tokens: int) -> float:
+        built.resize(tokens)
+        wait(device)
+        began = time.perf_counter()
+        step(built, way)
+        wait(device)
+        return time.perf_counter() - began
+
+    seconds, held = [], []
+    for tokens in drawn:
+        seconds.append(timed(tokens))
+        held.append({
+            "reserved": torch.cuda.memory_reserved(device) if on_gpu else 0,
+            "pinned": way.pinned_bytes(), "resident": resident_bytes()})
+    fixed = {}
+    for tokens in lengths:
+        fixed[tokens] = statistics.median([timed(tokens) for _ in range(7)][2:])
+    after = slice(LENGTHS, None)
+    wanted = sum(fixed[tokens] for tokens in drawn[after])
+    growth = {
+        f"{what}_growth_bytes": max(each[what] for each in held[after]) - held[LENGTHS - 1][what]
+        for what in held[0]
+    }
+    return {"mixed_seconds": sum(seconds[after]), "fixed_seconds": wanted,
+            "over_fixed": sum(seconds[after]) / wanted, "held_tenth": held[LENGTHS - 1],
+            "held_last": held[-1], **growth}

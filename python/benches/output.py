@@ -1,0 +1,114 @@
+"""Where figures go: lines for tools/figures.py, tables for people.
+
+What it is: OUT/machine.txt, OUT/runs.jsonl, OUT/all.log, in the form that tools/measure.sh leaves.
+What it is not: a judgement; benches/results/required.json says what is asked.
+Invariant: each line is written when it was measured, so that a run that is cut short loses nothing;
+times of a CPU are marked as simulated, and no tool takes them for figures.
+
+    record(workload, way, figures) --> runs.jsonl          say(text) --> screen, all.log
+
+Who may call it: steps.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PART = "torch"
+
+
+def commit() -> str:
+    """What is measured: LIGHTERING_COMMIT, or the file COMMIT above, or what git says."""
+    found = os.environ.get("LIGHTERING_COMMIT")
+    if found:
+        return found
+    here = Path(__file__).resolve()
+    for folder in here.parents:
+        if (folder / "COMMIT").is_file():
+            return (folder / "COMMIT").read_text().strip()
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(here.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("-changed" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+class Output:
+    """A folder that figures are added to."""
+
+    def __init__(self, folder: Path, device: torch.device, command: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.device, self.command = folder, device, command
+        self._runs, self._log = folder / "runs.jsonl", folder / "all.log"
+        self._commit = commit()
+        self.run = self._last_run() + 1
+        (folder / "machine.txt").write_text(self._machine())
+
+    def _last_run(self) -> int:
+        if not self._runs.exists():
+            return 0
+        lines = (json.loads(line) for line in self._runs.read_text().splitlines())
+        return max((line["run"] for line in lines), default=0)
+
+    def _machine(self) -> str:
+        on_gpu = self.device.type == "cuda"
+        now = datetime.datetime.now(datetime.timezone.utc)
+        lines = [
+            f"commit {self._commit}",
+            f"date {now:%Y-%m-%dT%H:%M:%SZ}",
+            f"device cuda:{self.device.index or 0}" if on_gpu else "device cpu",
+            f"{platform.system()} {platform.release()} {platform.machine()}",
+            f"cores {os.cpu_count()}",
+            f"python {platform.python_version()}, torch {torch.__version__}",
+        ]
+        if on_gpu:
+            query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total",
+                     "--format=csv,noheader"]
+            try:
+                said = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+                lines.append(said.splitlines()[0])
+            except (OSError, subprocess.CalledProcessError, IndexError) as error:
+                lines.append(f"nvidia-smi: {error!r}")
+        return "\n".join(lines) + "\n"
+
+    def say(self, text: str = "") -> None:
+        """Prints now, and keeps."""
+        print(text, flush=True)
+        with self._log.open("a") as log:
+            log.write(text + "\n")
+
+    def record(self, workload: str, way: str, figures: dict[str, Any]) -> None:
+        """Keeps one line of figures."""
+        said = {"mode": way, "simulated": self.device.type != "cuda", **figures}
+        line = {"part": PART, "kind": workload, "run": self.run, "command": self.command,
+                "commit": self._commit, "said": said}
+        with self._runs.open("a") as runs:
+            runs.write(json.dumps(line) + "\n")
+
+    def table(self, rows: Sequence[Sequence[str]]) -> None:
+        """Prints rows whose first one is the head."""
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            self.say("  ".join(cell.ljust(width)
+                               for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def gigabytes(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.2f}" if nbytes else "-"
+
+
+def percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.2f} %"

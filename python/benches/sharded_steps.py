@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Training steps under FSDP2 on two GPUs, and all-gathers beside copies.
+
+    sharded_steps.py [--steps 20] [--rounds 4] [--scale full|small] [--device auto|cpu|cuda]
+                     [--ranks 2] [--out FOLDER]
+
+Each rank trains Qwen3-1.7B's shape, 8 x 2048, each layer sharded and checkpointed, in turn without
+offload, with the same bytes copied raw beside it, and with ours. A step takes as long as its
+slowest rank. Then 20 all-gathers alone, beside raw copies out, and beside ours.
+``--scale small`` on CPUs with gloo tries the script itself; such times are no figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from clock import clean, interval, ratio, visit, wait
+from judge import judge
+from output import Output, gigabytes, percent
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from ways import WAYS, Missing, load, versions
+from workloads import WORKLOADS, Built, Workload, build
+
+NAME = "sharded-1.7b"
+ORDER = ("checkpoint", "control", "ours")
+GATHERS = 20
+
+
+def workload() -> Workload:
+    base = WORKLOADS["inputs-1.7b"]
+    return dataclasses.replace(base, name=NAME, shape=dataclasses.replace(base.shape, batch=8))
+
+
+def sharded(device: torch.device, small: bool) -> Built:
+    """The model with each layer and the root sharded; bf16 weights, reduced in fp32."""
+    built = build(workload(), device, small)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    layers: Any = built.model.layers
+    for layer in layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(built.model, mp_policy=policy)
+    return built
+
+
+def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
+    on_gpu = options.kind == "cuda"
+    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", options.ranks)
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
+                            world_size=options.ranks, timeout=datetime.timedelta(seconds=300))
+    output = Output(options.out, device, options.command) if rank == 0 else None
+    try:
+        steps(sharded(device, options.small), device, options, output)
+        gathers(device, options, output)
+    finally:
+        dist.destroy_process_group()
+
+
+def slowest(values: list[float], device: torch.device) -> list[float]:
+    """Of each value the largest of all ranks."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def steps(
+    built: Built, device: torch.device, options: argparse.Namespace, output: Output | None
+) -> None:
+    """All ways in turn, there and back."""
+    found: dict[str, list[list[float]]] = {}
+    for turn in range(options.rounds):
+        for name in ORDER if turn % 2 == 0 else ORDER[::-1]:
+            way = WAYS[name](device)
+            try:
+                way.attach(built)
+            except Missing as missing:
+                # On every rank alike.
+                if output:
+                    output.say(f"{NAME} {name}: skipped: {missing}")
+                continue
+            dist.barrier()
+            one = visit(built, way, device, -(-options.steps // options.rounds), options.warm)
+            seconds = slowest(one.seconds, device)
+            peak, after = slowest([one.peak_bytes, one.after_forward_bytes], device)
+            says = way.says()
+            way.detach(built)
+            clean(built, device)
+            found.setdefault(name, []).append(seconds)
+            if output:
+                median = statistics.median(seconds)
+                output.say(f"{NAME} {name}: {median:.4f} s, peak {gigabytes(peak)} GB, "
+                           f"after forward {gigabytes(after)} GB")
+                output.record(NAME, name, {
+                    "step_seconds": median, "all_seconds": seconds, "peak_bytes": peak,
+                    "after_forward_bytes": after, "out_bytes": one.out_bytes, "round": turn,
+                    "in_bytes": one.in_bytes, "versions": versions(), **says})
+    if output:
+        report(found, output)
+
+
+def report(found: dict[str, list[list[float]]], output: Output) -> None:
+    rows = [("way", "step s", "over control", "95 %")]
+    control = found.get("control")
+    for name, visits in found.items():
+        seconds = [one for each in visits for one in each]
+        over = between = "-"
+        if control and name != "control":
+            over = percent(ratio(visits, control))
+            between = " ".join(percent(edge) for edge in interval(
+                seconds, [one for each in control for one in each]))
+        rows.append((name, f"{statistics.median(seconds):.4f}", over, between))
+    output.say()
+    output.table(rows)
+
+
+def gathers(device: torch.device, options: argparse.Namespace, output: Output | None) -> None:
+    """Seconds of 20 all-gathers beside a chain of kernels that saves tensors: plainly, with the
+    same bytes copied out raw, and with the chain's saved tensors leaving through ours."""
+    on_gpu = device.type == "cuda"
+    numel = (1 << 10) if options.small else (16 << 20)
+    links = 8 if options.small else 96
+    piece = torch.randn(numel, device=device)
+    whole = torch.empty(numel * options.ranks, device=device)
+    host = torch.empty(numel, pin_memory=on_gpu)
+    aside = torch.cuda.Stream(device) if on_gpu else None
+    collective = torch.cuda.Stream(device) if on_gpu else None
+    leaf = torch.randn(numel, device=device, requires_grad=True)
+
+    def chain() -> torch.Tensor:
+        value = leaf
+        for _ in range(links):
+            value = value.sin()
+        return value
+
+    def raw() -> None:
+        for _ in range(links):
+            if aside is None:
+                host.copy_(piece)
+                continue
+            with torch.cuda.stream(aside):
+                host.copy_(piece, non_blocking=True)
+
+    def timed(context: Any, beside: Any) -> float:
+        dist.barrier()
+        wait(device)
+        with context:
+            value = chain()
+        if beside:
+            beside()
+        began = time.perf_counter()
+        with torch.cuda.stream(collective) if on_gpu else nullcontext():
+            for _ in range(GATHERS):
+                dist.all_gather_into_tensor(whole, piece)
+            if collective is not None:
+                collective.synchronize()
+        seconds = time.perf_counter() - began
+        wait(device)
+        del value
+        return seconds
+
+    saved = None
+    try:
+        modes = load("lightering.torch")
+        engine = None if on_gpu else load("lightering").Engine(device="sim")
+        saved = modes.SavedTensors(engine=engine, min_bytes=1024)
+    except Missing as missing:
+        if output:
+            output.say(f"gathers ours: skipped: {missing}")
+    found: dict[str, list[float]] = {}
+    for _ in range(9):
+        found.setdefault("alone", []).append(timed(nullcontext(), None))
+        found.setdefault("raw", []).append(timed(nullcontext(), raw))
+        if saved is not None:
+            found.setdefault("ours", []).append(timed(saved, None))
+    for name, values in found.items():
+        # The first two warm up.
+        [median] = slowest([statistics.median(values[2:])], device)
+        if output:
+            output.say(f"gathers {name}: {median * 1e3:.2f} ms")
+            output.record("gathers", name, {"gather_seconds": median})
+
+
+def main(words: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--warm", type=int, default=2)
+    parser.add_argument("--scale", choices=("full", "small"), default="full")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--out", type=Path,
+                        default=Path(os.environ.get("LIGHTERING_RESULTS", "results")))
+    options = parser.parse_args(words)
+    options.small = options.scale == "small"
+    there = torch.cuda.device_count()
+    options.kind = options.device
+    if options.device == "auto":
+        options.kind = "cuda" if there else "cpu"
+    if options.kind == "cuda" and there < options.ranks:
+        parser.error(f"{options.ranks} ranks want as many GPUs, here are {there}")
+    if options.kind == "cpu" and not options.small:
+        parser.error("no GPU here: CPUs run --scale small only")
+    options.command = shlex.join(["sharded_steps.py", *words])
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(rank_main, (options, folder), nprocs=options.ranks)
+    judge(options.out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

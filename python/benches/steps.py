@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Training steps without offload, with each peer, and with ours, in one run on one GPU.
+
+    steps.py [--workloads A,B] [--ways X,Y] [--parts first,steps,host,lengths] [--steps 20]
+             [--rounds 4] [--scale full|small] [--device auto|cpu|cuda:0] [--out FOLDER]
+
+    first    the first step of each way, each in a process of its own
+    steps    all ways of a workload in turn, there and back (A B B A), in one process
+    host     host time of one pack + unpack pair
+    lengths  100 steps of ten sequence lengths: does memory stay flat, does it cost time
+
+Prints what it has as it goes, at last one table; adds lines to FOLDER/runs.jsonl, which
+tools/figures.py makes figures of. TRL and DeepSpeed are skipped aloud where they are not installed.
+``--scale small`` on a CPU tries the script itself; such times are marked, and are no figures.
+Two GPUs: sharded_steps.py. judge.py makes the figures that are asked for of all lines in a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from clock import Visit, clean, interval, ratio, visit
+from judge import judge
+from memory import pack_pairs, ten_lengths
+from output import Output, gigabytes, percent
+from raw import link_bytes_per_second
+from ways import WAYS, Missing, versions
+from workloads import WORKLOADS, Workload, build
+
+PARTS = ("first", "steps", "host", "lengths")
+HEAD = ("workload", "way", "step s", "95 %", "over control", "95 %", "peak GB", "after fwd GB",
+        "out GB", "in GB", "pinned GB", "host s", "link share")
+FIRST_HEAD = ("workload", "way", "first step s", "second s", "out GB", "pinned GB", "reserve s")
+
+
+class Table:
+    """Rows that were measured, printed as they come and once more at the end."""
+
+    def __init__(self, output: Output, head: tuple[str, ...]) -> None:
+        self.output, self.rows = output, [head]
+
+    def add(self, *cells: str) -> None:
+        self.rows.append(cells)
+
+    def end(self) -> None:
+        if len(self.rows) > 1:
+            self.output.say()
+            self.output.table(self.rows)
+
+
+def steps_of(workload: Workload, options: argparse.Namespace, output: Output, table: Table) -> None:
+    """All ways in turn; each round goes through them the other way round."""
+    device = options.device
+    built = build(workload, device, options.small)
+    out_rate, in_rate = link_bytes_per_second(device, options.small)
+    output.say(f"link: {out_rate / 1e9:.2f} GB/s out, {in_rate / 1e9:.2f} GB/s in")
+    names = [name for name in workload.ways if name in options.ways]
+    names += [name for name in options.more_ways if name not in names]
+    found: dict[str, list[Visit]] = {}
+    says: dict[str, Any] = {}
+    each = -(-options.steps // options.rounds)
+    for turn in range(options.rounds):
+        for name in names if turn % 2 == 0 else names[::-1]:
+            if name in says and "missing" in says[name]:
+                continue
+            way = WAYS[name](device)
+            attached = False
+            try:
+                way.attach(built)
+                attached = True
+                one = visit(built, way, device, each, options.warm)
+                says[name] = {"pinned_bytes": way.pinned_bytes(), **way.says()}
+            except (Missing, torch.OutOfMemoryError) as error:
+                says[name] = {"missing": str(error).splitlines()[0]}
+                output.say(f"{workload.name} {name}: skipped: {says[name]['missing']}")
+                output.record(workload.name, name, says[name])
+                continue
+            finally:
+                if attached:
+                    way.detach(built)
+                del way
+                clean(built, device)
+            found.setdefault(name, []).append(one)
+            median = statistics.median(one.seconds)
+            output.say(f"{workload.name} {name}: {median:.4f} s, peak {gigabytes(one.peak_bytes)}"
+                       f" GB, after forward {gigabytes(one.after_forward_bytes)} GB")
+            output.record(workload.name, name, {
+                "step_seconds": median, "all_seconds": one.seconds, "host_seconds": min(
+                    one.host_seconds), "peak_bytes": one.peak_bytes, "round": turn,
+                "after_forward_bytes": one.after_forward_bytes,
+                "reserved_bytes": one.reserved_bytes, "out_bytes": one.out_bytes,
+                "in_bytes": one.in_bytes, "link_out_bytes_per_second": out_rate,
+                "link_in_bytes_per_second": in_rate, "input_bytes": built.input_bytes,
+                "applications": built.applications, "versions": versions(), **says[name]})
+    for name, visits in found.items():
+        add_row(table, workload, name, visits, found, says[name], (out_rate, in_rate))
+    del built
+
+
+def add_row(
+    table: Table, workload: Workload, name: str, visits: list[Visit],
+    found: dict[str, list[Visit]], says: dict[str, Any], link: tuple[float, float],
+) -> None:
+    seconds = [one for each in visits for one in each.seconds]
+    median = statistics.median(seconds)
+    low, high = interval(seconds, None)
+    over = between = "-"
+    control = found.get(workload.control)
+    if control and name != workload.control:
+        theirs = [one for each in control for one in each.seconds]
+        over = percent(ratio([each.seconds for each in visits], [each.seconds for each in control]))
+        between = " ".join(percent(edge) for edge in interval(seconds, theirs))
+    out, back = (statistics.median(getattr(each, which) for each in visits)
+                 for which in ("out_bytes", "in_bytes"))
+    share = f"{(out / link[0] + back / link[1]) / median:.3f}" if out else "-"
+    table.add(
+        workload.name, name, f"{median:.4f}", f"{low:.4f} {high:.4f}", over, between,
+        gigabytes(max(each.peak_bytes for each in visits)),
+        gigabytes(statistics.median(each.after_forward_bytes for each in visits)),
+        gigabytes(out), gigabytes(back), gigabytes(says.get("pinned_bytes", 0)),
+        f"{min(min(each.host_seconds) for each in visits):.4f}", share)
+
+
+def first_of(workload: Workload, options: argparse.Namespace, output: Output, table: Table) -> None:
+    """First steps; each way in a fresh process, before this one takes memory of the device."""
+    for name in workload.first:
+        if name.partition("-reserved")[0] not in options.ways:
+            continue
+        command = [sys.executable, str(Path(__file__).with_name("first.py")), workload.name, name,
+                   str(options.device), "small" if options.small else "full"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode or not lines:
+            why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            output.say(f"{workload.name} {name}: first step not measured: {why}")
+            output.record(workload.name, name, {"first": True, "missing": why})
+            continue
+        said = json.loads(lines[-1])
+        output.record(workload.name, name, {"first": True, **said})
+        if "missing" in said:
+            output.say(f"{workload.name} {name}: skipped: {said['missing']}")
+            continue
+        output.say(f"{workload.name} {name}: first step {said['first_step_seconds']:.3f} s")
+        reserve = said["reserve_seconds"]
+        table.add(workload.name, name, f"{said['first_step_seconds']:.3f}",
+                  f"{said['second_step_seconds']:.3f}", gigabytes(said["out_bytes"]),
+                  gigabytes(said["pinned_bytes"]), f"{reserve:.3f}" if reserve else "-")
+
+
+def options_of(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def names(of: Any) -> Any:
+        def parse(text: str) -> list[str]:
+            found = [name for name in text.split(",") if name]
+            unknown = [name for name in found if name not in of]
+            if unknown:
+                raise argparse.ArgumentTypeError(f"{unknown[0]}: one of {', '.join(of)}")
+            return found
+        return parse
+
+    parser.add_argument("--workloads", type=names(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument("--ways", type=names(WAYS), default=list(WAYS),
+                        help="of each workload's ways those; all without this")
+    parser.add_argument("--more-ways", type=names(WAYS), default=[],
+                        help="such as ours-wrapper, which no workload runs by itself")
+    parser.add_argument("--parts", type=names(PARTS), default=list(PARTS))
+    parser.add_argument("--steps", type=int, default=20, help="timed steps of each way, at least")
+    parser.add_argument("--rounds", type=int, default=4, help="visits to each way")
+    parser.add_argument("--warm", type=int, default=2, help="steps before those, in each visit")
+    parser.add_argument("--scale", choices=("full", "small"), default="full")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path,
+                        default=Path(os.environ.get("LIGHTERING_RESULTS", "results")))
+    options = parser.parse_args(words)
+    options.small = options.scale == "small"
+    if options.steps < 1 or options.rounds < 1 or options.warm < 0:
+        parser.error("--steps and --rounds are at least 1, --warm at least 0")
+    name = options.device
+    if name == "auto":
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    options.device = torch.device(name)
+    if options.device.type == "cpu" and not options.small:
+        parser.error("no GPU here: a CPU runs --scale small only")
+    return options
+
+
+def main(words: list[str]) -> None:
+    options = options_of(words)
+    if options.device.type == "cpu":
+        torch.set_num_threads(1)
+    output = Output(options.out, options.device, shlex.join(["steps.py", *words]))
+    began = time.perf_counter()
+    tables = [Table(output, FIRST_HEAD), Table(output, HEAD)]
+    chosen = [WORKLOADS[name] for name in options.workloads]
+    try:
+        for workload in chosen:
+            output.say(f"== {workload.name}: {workload.about}")
+            if "first" in options.parts:
+                first_of(workload, options, output, tables[0])
+            if "steps" in options.parts:
+                steps_of(workload, options, output, tables[1])
+            output.say(f"-- {time.perf_counter() - began:.0f} s since the start")
+        if "host" in options.parts:
+            pack_pairs(options, output)
+        if "lengths" in options.parts:
+            ten_lengths(options, output)
+    finally:
+        for table in tables:
+            table.end()
+        output.say(f"-- {time.perf_counter() - began:.0f} s in all; lines in {output.folder}")
+        judge(output.folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

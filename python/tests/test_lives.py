@@ -1,0 +1,253 @@
+"""Something that outlives its graph, or dies before its copy: the fault guarded against.
+
+Graphs that are dropped, branches that nobody reads, exceptions anywhere, the end of the process,
+children of a fork, contexts within contexts.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import harness
+import models
+import pytest
+import torch
+from rig import rig  # noqa: F401
+from saving import leaf, save
+
+MODES = ["saved", "hidden"]
+
+
+def forward(rig, seed=0, how="positional"):  # noqa: F811
+    model = models.dense(rig.device, checkpoint=how)
+    return model, harness.loss_of(model, seed)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_grad_moves_nothing_and_keeps_nothing(rig, mode):  # noqa: F811
+    with getattr(rig, mode)() as context, torch.no_grad():
+        forward(rig)
+    report = context.report()
+    assert report.offered == report.moved == 0 and not report.kept
+    assert rig.engine.stats()["evicted_count"] == 0 and rig.desk.held_bytes == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_that_is_dropped_gives_its_blocks_back_at_once(rig, mode):  # noqa: F811
+    with getattr(rig, mode)() as context:
+        _, loss = forward(rig, how="positional")
+        assert context.report().moved > 0
+        del loss, _
+        # No garbage collection: dropping the graph has to be enough.
+        assert rig.desk.live_count == 0
+        rig.engine.drain()
+        rig.desk.sweep()
+        stats = rig.engine.stats()
+        assert stats["storage_count"] == 0 and rig.desk.held_bytes == 0
+        assert stats["pinned_lent_bytes"] == 0 or rig.kind == "cuda"
+
+
+def test_unused_branches_are_given_up_with_the_graph(rig):  # noqa: F811
+    x, seen = leaf(rig.device), []
+    with rig.saved():
+        unused = save(x, [torch.randn(256, device=rig.device)], [])
+        used = save(x, [torch.randn(256, device=rig.device)], seen)
+        used.sum().backward()
+    assert len(seen) == 1 and rig.desk.live_count == 1
+    del unused, used
+    assert rig.desk.live_count == 0
+
+
+class Planned(Exception):
+    pass
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", ["forward", "layer", "backward", "hook"])
+def test_after_an_exception_everything_is_usable_again(rig, mode, where):  # noqa: F811
+    context = getattr(rig, mode)()
+    model = models.dense(rig.device, checkpoint="positional")
+    wanted = harness.compare(lambda: models.dense(rig.device), harness.one_step)
+
+    def fail(*_):
+        raise Planned
+
+    with pytest.raises(Planned), context:
+        if where == "layer":
+            handle = model.layers[1].register_forward_pre_hook(fail)
+        loss = harness.loss_of(model) if where != "layer" else None
+        if where == "forward":
+            raise Planned
+        if where == "layer":
+            try:
+                harness.loss_of(model)
+            finally:
+                handle.remove()
+        if where == "hook":
+            handle = model.layers[0].register_full_backward_hook(fail)
+            try:
+                harness.loss_of(model).backward()
+            finally:
+                handle.remove()
+        hidden = torch.ones(4, device=rig.device, requires_grad=True)
+        hidden.register_hook(fail)
+        (loss + hidden.sum()).backward()
+    loss = hidden = model = None  # noqa: F841
+    gc.collect()
+    way = harness.Way(mode, lambda: context)
+    found = harness.run(lambda: models.dense(rig.device), harness.one_step, way)
+    assert not harness.differences(wanted, found)
+    rig.assert_nothing_left()
+
+
+def test_a_pack_that_fails_leaves_the_tensor_where_it_is(rig, monkeypatch):  # noqa: F811
+    import lightering
+
+    x, seen = leaf(rig.device), []
+    context = rig.saved()
+    saved = context._modes[torch.device(rig.device)][1]
+
+    class Refusing:
+        largest = 0
+
+        def pack(self, *_):
+            raise lightering.Busy("pack: busy, try again later: it is a test")
+
+    context._modes[torch.device(rig.device)] = (rig.desk, Refusing())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with context:
+            save(x, [torch.ones(64, device=rig.device)], seen).sum().backward()
+    assert list(context.report().kept) == ["refused: pack: busy, try again later: it is a test"]
+    assert torch.equal(seen[0][0], torch.ones(64, device=rig.device)) and saved is not None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_contexts_within_contexts_and_entered_again(rig, mode):  # noqa: F811
+    one, two = getattr(rig, mode)(), rig.saved()
+
+    def step(model, _):
+        with one, two, one:
+            loss = harness.loss_of(model)
+            loss.backward()
+        with one:
+            again = harness.loss_of(model, 1)
+        with one:
+            again.backward()
+        return [loss, again]
+
+    def plain(model, _):
+        losses = []
+        for seed in range(2):
+            losses.append(harness.loss_of(model, seed))
+            losses[-1].backward()
+        return losses
+
+    make = lambda: models.moe(rig.device)  # noqa: E731
+    wanted = harness.compare(make, plain)
+    assert not harness.differences(wanted, harness.run(make, step, harness.PLAIN))
+
+
+def test_a_context_that_one_thread_left_is_still_entered_in_another(rig):  # noqa: F811
+    context = rig.saved()
+    inside, leave = threading.Event(), threading.Event()
+    found = []
+
+    def other():
+        with context:
+            inside.set()
+            leave.wait(60)
+            x, seen = leaf(rig.device), []
+            save(x, [torch.ones(64, device=rig.device)], seen).sum().backward()
+            found.append(rig.engine.stats()["evicted_count"])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert inside.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with context:
+            pass
+    leave.set()
+    thread.join()
+    assert found == [1]
+
+
+def test_the_call_of_layers_is_as_it_was_after_the_context(rig):  # noqa: F811
+    layers = pytest.importorskip("transformers.modeling_layers")
+    kind = layers.GradientCheckpointingLayer
+    before = kind.__dict__.get("__call__"), kind.__call__
+    for _ in range(3):
+        with rig.hidden(), rig.hidden():
+            assert kind.__call__ is not before[1]
+            with torch.no_grad():
+                models.qwen3(rig.device)(**models.batch(device=rig.device))
+        assert (kind.__dict__.get("__call__"), kind.__call__) == before
+        model = models.qwen3(rig.device).eval()
+        model.generate(**{"input_ids": models.batch(device=rig.device)["input_ids"]},
+                       max_new_tokens=2, do_sample=False, pad_token_id=0)
+    with pytest.raises(Planned), rig.hidden():
+        raise Planned
+    assert (kind.__dict__.get("__call__"), kind.__call__) == before
+
+
+def run_script(body: str, *, device: str) -> subprocess.CompletedProcess[str]:
+    head = f"""
+        import gc, os, sys, torch, lightering
+        from lightering.torch import SavedTensors, HiddenStates
+        from lightering.torch._stash import Desk
+        device = {device!r}
+        engine = lightering.Engine("sim" if device == "cpu" else device)
+        x = torch.ones(256, 256, device=device, requires_grad=True)
+    """
+    text = textwrap.dedent(head) + textwrap.dedent(body)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+
+
+def test_the_interpreter_ends_quietly_with_graphs_alive(rig):  # noqa: F811
+    found = run_script("""
+        context = SavedTensors(min_bytes=16, engine=engine)
+        context.__enter__()
+        y = (x * 2).sin().exp().sum()
+        print(context.report().moved > 0)
+    """, device=rig.device)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "True\n", "")
+
+
+def test_a_child_of_a_fork_drops_what_it_has_and_touches_no_device(rig):  # noqa: F811
+    found = run_script("""
+        with SavedTensors(min_bytes=16, engine=engine) as context:
+            y = (x * 2).sin().exp().sum()
+            child = os.fork()
+            if child == 0:
+                del y
+                gc.collect()
+                try:
+                    engine.stats()
+                except lightering.Usage as error:
+                    os._exit(0 if "forked" in str(error) else 3)
+                os._exit(4)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            y.backward()
+        print(status, torch.isfinite(x.grad).all().item())
+    """, device=rig.device)
+    assert (found.returncode, found.stdout) == (0, "0 True\n"), found.stderr
+
+
+def test_workers_of_a_data_loader_do_no_harm(rig):  # noqa: F811
+    found = run_script("""
+        data = torch.utils.data.DataLoader(torch.arange(12.0).view(6, 2), num_workers=2)
+        total = 0.0
+        with SavedTensors(min_bytes=16, engine=engine):
+            for batch in data:
+                y = (x * batch.sum().item()).sin().sum()
+                y.backward()
+                total += batch.sum().item()
+        print(total, Desk.of(engine).live_count)
+    """, device=rig.device)
+    assert (found.returncode, found.stdout) == (0, "66.0 0\n"), found.stderr

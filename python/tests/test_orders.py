@@ -1,0 +1,95 @@
+"""An order of readers that is not the one learned, and something that grows a little each step: the
+faults guarded against. A wrong guess costs time, never a bit and never a byte.
+"""
+
+from __future__ import annotations
+
+import harness
+import models
+import torch
+from harness import compare
+from rig import rig  # noqa: F401
+from saving import leaf, save
+from test_gradients import ways
+
+
+class Skipping(models.Decoder):
+    """A decoder whose layers can be left out for a step."""
+
+    def skip(self, index):
+        layers = list(self.layers)
+        self.layers = torch.nn.ModuleList(layers[:index] + layers[index + 1:])
+        return layers
+
+    def restore(self, layers):
+        self.layers = torch.nn.ModuleList(layers)
+
+
+def skipping(device, how):
+    return models.seeded(
+        lambda: Skipping(models.Shape(layers=4, checkpoint=how)), device)
+
+
+def changing_steps(model, around):
+    """Lengths, layers and evaluations change between the steps."""
+    losses = []
+    for seed, tokens in enumerate((16, 16, 24, 8, 16, 32, 16)):
+        layers = model.skip(seed % 4) if seed in (2, 5) else None
+        with around():
+            losses.append(harness.loss_of(model, seed, tokens=tokens))
+            losses[-1].backward()
+        if layers is not None:
+            model.restore(layers)
+        if seed % 3 == 1:
+            model.eval()
+            with torch.no_grad(), around():
+                losses.append(harness.loss_of(model, 50 + seed, tokens=12))
+            model.train()
+    return losses
+
+
+def test_lengths_and_layers_that_change_cost_no_bit(rig):  # noqa: F811
+    for how in ("none", "positional"):
+        compare(lambda how=how: skipping(rig.device, how), changing_steps, *ways(rig))
+
+
+def test_a_backward_in_another_order_than_the_learned_one(rig):  # noqa: F811
+    def run(order, around):
+        x = leaf(rig.device)
+        generator = torch.Generator().manual_seed(5)
+        made = [torch.randn(512, generator=generator) for _ in range(6)]
+        seen = {}
+        with around:
+            outs = [save(x, [one.to(rig.device)], seen.setdefault(index, []))
+                    for index, one in enumerate(made)]
+            for index in order:
+                outs[index].sum().backward()
+        assert all(torch.equal(seen[index][0][0].cpu(), made[index]) for index in order)
+
+    for order in ([5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5], [3, 0, 5, 1, 4, 2], [5, 1], [2, 4, 0]):
+        for _ in range(3):
+            run(order, rig.saved())
+
+
+def test_nothing_grows_over_two_hundred_changing_steps(rig):  # noqa: F811
+    model = models.dense(rig.device, checkpoint="positional")
+    modes = [rig.saved(), rig.hidden()]
+    pinned = []
+    for step in range(200):
+        with modes[step % 2]:
+            loss = harness.loss_of(model, step, tokens=(8, 16, 24)[step % 3])
+            if step % 7 == 3:
+                del loss  # A forward whose backward never runs.
+                continue
+            loss.backward()
+            del loss
+        model.zero_grad(set_to_none=True)
+        if step % 40 == 39:
+            rig.engine.drain()
+            rig.desk.sweep()
+            stats = rig.engine.stats()
+            pinned.append(stats["pinned_bytes"])
+            assert (rig.desk.live_count, rig.desk.held_bytes) == (0, 0)
+            assert stats["storage_count"] == 0
+            assert len(rig.desk._by_storage) == 0 and len(rig.desk._finished) <= 8
+    assert len(set(pinned)) == 1, f"pinned bytes over the steps: {pinned}"

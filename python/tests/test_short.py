@@ -1,0 +1,147 @@
+"""Too little pinned memory, too little memory on the device: the fault guarded against is a step
+that ends, or a wrong byte. Tensors stay, or are fetched when they are wanted, and the report says
+so.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import harness
+import lightering
+import models
+import pytest
+import rig as rigs
+import torch
+from rig import rig  # noqa: F401
+from saving import leaf, save
+
+
+@pytest.mark.parametrize("kind", rigs.DEVICES)
+@pytest.mark.parametrize("mode, how", [("saved", "none"), ("hidden", "positional")])
+def test_without_pinned_room_tensors_stay_and_the_report_says_so(kind, mode, how):
+    small = rigs.make(kind, pinned_bytes="4KiB")
+    context = getattr(small, mode)()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        way = harness.Way(mode, lambda: context)
+        harness.compare(
+            lambda: models.moe(small.device, checkpoint=how), harness.one_step, way)
+    report = context.report()
+    assert report.kept["no pinned room"] > 0, report
+    small.assert_nothing_left()
+
+
+def test_a_prefetch_that_finds_no_room_is_not_issued(rig, monkeypatch):  # noqa: F811
+    room = rig.desk.room
+    monkeypatch.setattr(type(room), "has", lambda self, nbytes: False)
+    for how in ("none", "positional"):
+        saved, hidden = rig.saved(), rig.hidden()
+        harness.compare(
+            lambda how=how: models.dense(rig.device, checkpoint=how), harness.one_step,
+            harness.Way("saved", lambda saved=saved: saved),
+            harness.Way("hidden", lambda hidden=hidden: hidden))
+    stats = rig.engine.stats()
+    assert stats["prefetched_bytes"] == 0 and stats["miss_count"] > 0
+
+
+def test_a_fetch_that_finds_no_room_gives_up_what_was_fetched_ahead(rig, monkeypatch):  # noqa: F811
+    room = rig.desk.room
+    take, asked = type(room).take, []
+
+    def short(self, nbytes):
+        asked.append(nbytes)
+        # Every third time, on demand or ahead, and never twice in a row.
+        if len(asked) % 3 == 0:
+            asked.append(0)
+            raise torch.OutOfMemoryError("a test takes the room away")
+        return take(self, nbytes)
+
+    monkeypatch.setattr(type(room), "take", short)
+    saved = rig.saved()
+    harness.compare(
+        lambda: models.moe(rig.device, checkpoint="none"), harness.STEPS["two_forwards"],
+        harness.Way("saved", lambda: saved))
+    assert len(asked) > 30
+
+
+def test_a_reader_that_finds_no_room_at_all_can_ask_again(rig, monkeypatch):  # noqa: F811
+    room = rig.desk.room
+    x, seen = leaf(rig.device), []
+    with rig.saved():
+        out = save(x, [torch.full((256,), 7.0, device=rig.device)], seen)
+        out = save(out, [torch.randn(256, device=rig.device)], [])
+        rig.desk.flush()
+        with monkeypatch.context() as patch:
+            def none(self, nbytes):
+                raise torch.OutOfMemoryError("a test takes the room away")
+
+            patch.setattr(type(room), "take", none)
+            with pytest.raises(torch.OutOfMemoryError):
+                out.sum().backward(retain_graph=True)
+        out.sum().backward()
+    assert torch.equal(seen[-1][0], torch.full((256,), 7.0, device=rig.device))
+
+
+SCRIPT = """
+    def run(context):
+        torch.manual_seed(1)
+        w = torch.randn(512, 512, device=device, requires_grad=True)
+        y = torch.randn(512, 512, device=device)
+        with context:
+            for _ in range(8):
+                y = torch.tanh(y @ w)
+            y.square().mean().backward()
+        return w.grad
+    torch.use_deterministic_algorithms(True)
+    import contextlib
+    context = SavedTensors(min_bytes=1024, engine=engine)
+    plain, again = run(contextlib.nullcontext()), run(contextlib.nullcontext())
+    assert torch.equal(plain, again), "void"
+    print(torch.equal(plain, run(context)), context.report().released > 0)
+"""
+
+
+@pytest.mark.parametrize("setting", ["expandable_segments:True", "backend:cudaMallocAsync"])
+def test_other_allocators_of_torch_are_served_alike(setting, monkeypatch):
+    rigs.gpu_or_skip()
+    from test_lives import run_script
+
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+    found = run_script(SCRIPT, device="cuda:0")
+    assert (found.returncode, found.stdout) == (0, "True True\n"), found.stderr
+
+
+def test_an_engine_says_what_is_no_size_and_no_device():
+    for value in (True, -1, 1.5, "many", None.__class__, "10XB"):
+        with pytest.raises(lightering.Usage, match="pinned_bytes"):
+            lightering.Engine("sim", pinned_bytes=value)
+    with pytest.raises(lightering.Usage, match="no device"):
+        lightering.Engine("gpu")
+    with pytest.raises(lightering.Unavailable):
+        lightering.Engine("sim:99")
+    with pytest.raises(lightering.Usage, match="seed"):
+        lightering.Engine("cuda:0", seed=1)
+    assert issubclass(lightering.Unavailable, lightering.Error)
+
+
+@pytest.mark.parametrize("kind", rigs.DEVICES)
+def test_pinned_memory_is_reserved_before_a_step_and_not_in_it(kind):
+    found = rigs.make(kind)
+    free = found.engine.stats()["pinned_free_bytes"]
+    wanted = free + (8 << 20)
+    assert found.engine.reserve(wanted) >= 8 << 20
+    assert found.engine.reserve(f"{wanted}") == 0, "it is there already"
+    begun = found.engine.reserve(wanted + (8 << 20), background=True)
+    assert begun >= 8 << 20
+    while (progress := found.engine.stats()["reserve"])["state"] == "running":
+        time.sleep(0.01)
+    assert progress["state"] == "done" and progress["ready_bytes"] == begun
+    grown = found.engine.stats()["pinned_growth_count"]
+    with found.saved():
+        harness.loss_of(models.dense(found.device, checkpoint="none")).backward()
+    assert found.engine.stats()["pinned_growth_count"] == grown
+    with pytest.raises(lightering.OverBudget):
+        found.engine.reserve("900TiB")
+    found.assert_nothing_left()
