@@ -1,5 +1,6 @@
-//! The fault guarded against: a pool with room enough that refuses a tensor, since a sequence length
-//! changed and what is free lies in pieces of the old sizes; or one that wastes what it holds.
+//! The fault guarded against: a pool with room enough that refuses a tensor, since a sequence
+//! length changed and what is free lies in pieces of the old sizes; or one that wastes what it
+//! holds.
 //!
 //! No memory stands behind these pools: only their books are tried, 10,000 times each.
 #![allow(clippy::unwrap_used)]

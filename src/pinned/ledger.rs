@@ -298,10 +298,10 @@ impl Ledger {
         Some(self.enter(id, slot, len, name))
     }
 
-    /// Sizes have changed. What is idle lies where the old sizes put it, and new ones that happen to
-    /// fit there would leave holes between them: so all of it is merged, and for a while whatever
-    /// comes back is. The while is longer each time, so that under sizes that never repeat it is
-    /// seldom over.
+    /// Sizes have changed. What is idle lies where the old sizes put it, and new ones that happen
+    /// to fit there would leave holes between them: so all of it is merged, and for a while
+    /// whatever comes back is. The while is longer each time, so that under sizes that never repeat
+    /// it is seldom over.
     fn drift(&mut self) {
         self.flush();
         self.counts.drifts += 1;
