@@ -178,7 +178,7 @@ def overlap(runs):
             for kind, lines in kinds.items()}
 
 
-def told(runs, asked, parts=("link", "pinned", "torch"), tables=TOLD):
+def told(runs, asked, parts=("link", "pinned", "lend", "torch"), tables=TOLD):
     """Figures that a program names itself, with all their pairs; variants that nothing is asked of
     are left out."""
     figures = {name: [] for name in asked if name.split(".")[0] in tables}
