@@ -47,6 +47,13 @@ def test_a_mode_of_checkpoints_without_one_says_so_once(rig):  # noqa: F811
     assert len([each for each in told if "lightering" in str(each.message)]) == 1
 
 
+def test_a_mode_whose_checkpoints_hide_their_inputs_says_so(rig):  # noqa: F811
+    x = torch.ones(64, device=rig.device, requires_grad=True)
+    with pytest.warns(UserWarning, match="given a floating-point tensor first"), rig.hidden():
+        out = torch.utils.checkpoint.checkpoint(lambda: torch.sin(x), use_reentrant=False)
+        out.sum().backward()
+
+
 def test_a_mode_that_works_or_is_off_or_is_idle_says_nothing(rig):  # noqa: F811
     with warnings.catch_warnings():
         warnings.simplefilter("error")

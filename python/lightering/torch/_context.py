@@ -84,6 +84,8 @@ class Context:
         stack = self._stack()
         if not stack:
             self._counts = Counts()
+            for desk, _ in self._modes.values():
+                desk.begin()
         hooks = None if self._is_off else _hooks(self._pack, unpack)
         if hooks is not None:
             hooks.__enter__()

@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -29,7 +29,7 @@ from ._stash import Desk
 _WINDOW_BYTES_MAX = 512 << 20
 
 # Whose frames say that a checkpoint is saving its inputs.
-_APPLY = torch.autograd.Function.apply.__func__.__code__
+_APPLY = cast(Any, torch.autograd.Function.apply).__func__.__code__
 _SAVERS = frozenset(
     inspect.unwrap(function).__code__
     for function in (
@@ -118,6 +118,8 @@ class HiddenStates(Context):
     def _test_itself(self) -> None:
         if self._saw_others and not self._saw_checkpoint:
             self._warn("it moved nothing: no checkpoint ran inside; SavedTensors moves the rest")
+        elif self._saw_checkpoint and not self._counts.moved and not self._counts.kept:
+            self._warn("it moved nothing: no checkpoint was given a floating-point tensor first")
         super()._test_itself()
 
     def _packed(self, desk: Desk, saved: Any) -> None:
@@ -167,7 +169,7 @@ _keywords = _Keywords()
 def _positional(call: Any) -> Any:
     @functools.wraps(call)
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args and "hidden_states" in kwargs and first_is_hidden_states(type(layer)):
+        if not args and "hidden_states" in kwargs and first_is_hidden_states(cast(Any, type(layer))):
             args = (kwargs.pop("hidden_states"),)
         return call(layer, *args, **kwargs)
 
@@ -175,10 +177,10 @@ def _positional(call: Any) -> Any:
 
 
 @functools.cache
-def first_is_hidden_states(kind: type) -> bool:
+def first_is_hidden_states(kind: Any) -> bool:
     """Whether a module's ``forward`` takes ``hidden_states`` as its first argument."""
     try:
-        names = list(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
+        names = list(inspect.signature(kind.forward).parameters)
     except (TypeError, ValueError):
         return False
     return names[1:2] == ["hidden_states"]

@@ -341,6 +341,12 @@ class Desk:
         # Whoever asks about an event then ends the capture.
         return not self.is_simulated and torch.cuda.is_current_stream_capturing()
 
+    def begin(self) -> None:
+        """A step begins; where nothing is saved any more, the one before it is over."""
+        with self.lock:
+            if not self._by_number and not self._is_capturing():
+                self.native.mark_step()
+
     def sweep(self) -> None:
         """Drops what may be dropped."""
         with self.lock:
