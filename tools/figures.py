@@ -24,7 +24,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
-TOLD = ("link", "latency", "prefetch", "rows", "scale", "pinned", "torch")
+TOLD = ("link", "latency", "prefetch", "rows", "two", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
 
