@@ -280,7 +280,7 @@ def add(figures, machine, folder, results):
     path.write_text(written(sorted(kept + figures, key=lambda one: one["name"])))
     with open(results / f"{machine.file()}.log", "a") as log:
         log.write(read(folder / "machine.txt") + read(folder / "all.log"))
-    print(f"{len(figures)} figures are in {path}")
+    print(f"{len(figures)} figures are in {path}; tools/picture.py draws them anew")
 
 
 def main():
