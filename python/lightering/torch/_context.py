@@ -25,7 +25,7 @@ from .._subclass import flatten, is_plain
 from ..engine import Engine, Size
 from ._packed import Kept, Moved, Packed, Split, unpack
 from ._report import Counts, Report
-from ._stash import Desk
+from ._stash import Desk, is_child
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
 
@@ -105,6 +105,8 @@ class Context:
         if stack:
             return
         self._stop()
+        if is_child():
+            return
         for desk, _ in self._modes.values():
             desk.flush()
         if kind is None:
@@ -127,11 +129,13 @@ class Context:
 
     def _pack(self, tensor: torch.Tensor) -> Packed:
         """What autograd calls when it saves a tensor."""
+        if is_child():
+            return Kept(tensor)
         why = self._wants(tensor)
         if why is None:
             return self._pack_wanted(tensor)
         if why:
-            self._counts.stay(tensor.numel() * tensor.element_size(), why)
+            self._counts.stay(_nbytes(tensor), why)
         return Kept(tensor)
 
     def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
@@ -140,12 +144,12 @@ class Context:
         flat = flatten(tensor)
         if flat is not None:
             return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
-        self._counts.stay(tensor.numel() * tensor.element_size(), "unknown kind of tensor")
+        self._counts.stay(_nbytes(tensor), "unknown kind of tensor")
         return Kept(tensor)
 
     def _take(self, tensor: torch.Tensor) -> Kept | Moved:
         """Packs a plain tensor that the mode wants to move."""
-        nbytes = tensor.numel() * tensor.element_size()
+        nbytes = _nbytes(tensor)
         mode = self._mode(tensor.device)
         why = self._obstacle(tensor, nbytes, mode)
         if why is None and mode is not None:
@@ -230,6 +234,12 @@ class Context:
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    count = tensor.numel()
+    # While a compiler traces, sizes may be symbols, which asking would fix.
+    return count * tensor.element_size() if type(count) is int else 0
 
 
 def has_cudagraph_trees(device: torch.device) -> bool:

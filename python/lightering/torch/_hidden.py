@@ -165,7 +165,8 @@ _keywords = _Keywords()
 def _positional(call: Any) -> Any:
     @functools.wraps(call)
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args and "hidden_states" in kwargs and first_is_hidden_states(cast(Any, type(layer))):
+        kind: Any = type(layer)
+        if not args and "hidden_states" in kwargs and first_is_hidden_states(kind):
             args = (kwargs.pop("hidden_states"),)
         return call(layer, *args, **kwargs)
 
