@@ -239,6 +239,26 @@ impl Lane {
         })
     }
 
+    /// Enqueues the job's work alone, which moves `bytes`: a lane without turns.
+    ///
+    /// # Errors
+    /// [`CopyFailed`]: the cause, and the end of what was enqueued.
+    pub fn work(
+        &mut self,
+        backend: &mut dyn Backend,
+        events: &mut EventPool,
+        limits: LaneLimits,
+        job: Job<'_>,
+        bytes: Bytes,
+    ) -> std::result::Result<End, CopyFailed> {
+        let Job { storage, after, work, timers } = job;
+        let task = Task { storage, after, timers, len: bytes, limits };
+        self.run(backend, events, task, |_, backend, _, begun| {
+            begun.bytes = bytes;
+            begun.work(backend, work)
+        })
+    }
+
     fn trunk(&mut self, begun: &mut Begun, len: Bytes) {
         self.turns.enqueued(len);
         begun.bytes += len;

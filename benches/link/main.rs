@@ -30,6 +30,7 @@ mod driver;
 mod emulator;
 mod latency;
 mod rig;
+mod rows;
 
 use lightering::backend::sim::{Config, Model, World};
 use lightering::backend::{Backend, Spec};
@@ -48,10 +49,11 @@ Usage: link [options] [measure...]
   cold        one copy with the device idle, from the call to its event (CUDA only)
   latency     the host's time for evict and refill (CUDA only)
   prefetch    a pass over 64 layers whose inputs come back, by depth and by amount of compute
+  rows        many small ranges, and rows at a stride, out and back
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
 
-Without a measure: the first six.
+Without a measure: the first seven.
 
   --device NAME  auto, sim or cuda:N (default: auto)
   --pairs N      pairs of runs (default: 15)
@@ -61,18 +63,19 @@ Without a measure: the first six.
 ";
 
 const PAIRS_MAX: usize = 1000;
-const MEASURES: [(&str, Measure); 8] = [
+const MEASURES: [(&str, Measure); 9] = [
     ("bandwidth", copies::bandwidth),
     ("both", copies::both),
     ("urgent", copies::urgent),
     ("cold", copies::cold),
     ("latency", latency::latency),
     ("prefetch", ahead::ahead),
+    ("rows", rows::rows),
     ("trunks", copies::trunks),
     ("beside", beside::beside),
 ];
 /// Measured where none is named.
-const USUAL: usize = 6;
+const USUAL: usize = 7;
 
 type Measure = fn(&Bench) -> Result<Vec<Row>>;
 

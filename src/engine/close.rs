@@ -160,6 +160,7 @@ impl Engine {
         for id in ids {
             self.end_idle(id)?;
         }
+        self.end_tables()?;
         while self.settle_blocks()? > 0 {}
         self.is_closed = true;
         let backend = &mut self.backend;

@@ -162,7 +162,7 @@ impl Engine {
 
     /// A block; where the pool has none, those given back busy are asked about first. In the first
     /// step the pool may grow for it, and the host waits that long: nobody reserved.
-    fn lend(&mut self, len: Bytes, name: Name) -> Result<Lent> {
+    pub(super) fn lend(&mut self, len: Bytes, name: Name) -> Result<Lent> {
         let lent = match self.client.lend(len, name) {
             Err(error) if error.is_retryable() => {
                 self.settle_blocks()?;

@@ -14,6 +14,7 @@
 //!
 //! Adapters, the C ABI and users call it.
 
+mod batch;
 mod close;
 mod evict;
 mod host;
@@ -26,6 +27,7 @@ mod stats;
 mod timeline;
 mod verify;
 
+pub use batch::Batch;
 pub use evict::Evict;
 pub use options::Options;
 pub use refill::Acquire;
@@ -44,6 +46,7 @@ use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
 use crate::stream::{EventPool, Point};
 use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, EventId, Name, StorageId, StreamId, Table};
+use batch::Packer;
 use crossbeam_channel::{Receiver, Sender};
 use release::Ledger;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -65,6 +68,7 @@ pub struct Engine {
     out: Lane,
     ahead: Lane,
     urgent: Lane,
+    packer: Packer,
     /// What the next copy waits for; kept for its room.
     after: Vec<(Point, Site)>,
     slots: Table<Slot>,
@@ -128,6 +132,7 @@ impl Engine {
             busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
             returned: Vec::new(),
             after: Vec::new(),
+            packer: Packer::default(),
             slots: Table::new("storage", options.storages_max),
             ranges: BTreeMap::new(),
             ledgers: Vec::new(),

@@ -69,12 +69,19 @@ pub struct Options {
     /// Compare what comes back with what left: each copy is summed up by a kernel on its lane, and
     /// the sums are compared by [`Engine::step`](super::Engine::step). Costs reading the bytes once
     /// more on the device, and eight bytes of copy each. The sums that arrive on the host lie in
-    /// pinned bytes of the same budget. It needs a device that has the sum kernel's form: today the
-    /// simulated one; CUDA does not yet, and [`Engine::new`](super::Engine::new) refuses it there.
+    /// pinned bytes of the same budget. Copies ahead do not give way to others then: their sums are
+    /// made in the order of one stream. A device that cannot load the kernels is refused by
+    /// [`Engine::new`](super::Engine::new).
     pub verify: bool,
     /// With `verify`: copies of one lane whose sums were not read yet. More are not compared, and
     /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.
     pub verify_slots_max: usize,
+    /// Batches of rows of at most this many bytes each, on average, are moved by a kernel, larger
+    /// ones by a copy for each row: a copy engine takes some microseconds to start.
+    pub pack_row_bytes_max: Bytes,
+    /// Blocks of 256 threads that such a kernel may have, and so the multiprocessors it may take
+    /// from compute; 0: none is launched, and each row is copied.
+    pub pack_blocks_max: u32,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
     /// Measure with timed events when copies, and spans that a framework names, ran; so many are
@@ -106,6 +113,8 @@ impl Default for Options {
             note_uses: true,
             verify: false,
             verify_slots_max: 1024,
+            pack_row_bytes_max: Bytes::mib(2),
+            pack_blocks_max: 64,
             time_stalls: false,
             spans_max: 0,
         }

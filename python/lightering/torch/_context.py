@@ -46,6 +46,8 @@ class Context:
     """Hooks of one mode. Use a mode, not this."""
 
     _name = "context"
+    _nothing_offered = ""
+    """What is wrong where tensors were saved, and none was one that the mode is about."""
 
     def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
@@ -135,7 +137,9 @@ class Context:
         if why is None:
             return self._pack_wanted(tensor)
         if why:
-            self._counts.stay(_nbytes(tensor), why)
+            self._counts.stay(_extent(tensor), why)
+        else:
+            self._counts.others += 1
         return Kept(tensor)
 
     def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
@@ -144,18 +148,21 @@ class Context:
         flat = flatten(tensor)
         if flat is not None:
             return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
-        self._counts.stay(_nbytes(tensor), "unknown kind of tensor")
+        self._counts.stay(_extent(tensor), "unknown kind of tensor")
         return Kept(tensor)
 
     def _take(self, tensor: torch.Tensor) -> Kept | Moved:
         """Packs a plain tensor that the mode wants to move."""
-        nbytes = _nbytes(tensor)
         mode = self._mode(tensor.device)
-        why = self._obstacle(tensor, nbytes, mode)
+        why = self._obstacle(tensor, mode)
         if why is None and mode is not None:
             desk, saved = mode
             stash = desk.find(tensor)
-            if stash is None:
+            if stash is not None and stash.version == tensor._version:
+                # However small: who keeps a view keeps the storage that left.
+                return Moved(tensor, stash)
+            why = self._reserve(tensor, desk) if stash is None else "edited since it was saved"
+            if why is None:
                 try:
                     stash = desk.pack(saved, self._counts, tensor, self._name)
                     self._packed(desk, saved)
@@ -164,19 +171,19 @@ class Context:
                     raise
                 except _native.Error as error:
                     why = _reason(error)
-            elif stash.version == tensor._version:
-                return Moved(tensor, stash)
-            else:
-                why = "edited since it was saved"
-        self._counts.stay(nbytes, why or "other device")
+        self._counts.stay(_nbytes(tensor), why or "other device")
         return Kept(tensor)
 
-    def _obstacle(self, tensor: torch.Tensor, nbytes: int, mode: Any) -> str | None:
+    def _reserve(self, tensor: torch.Tensor, desk: Desk) -> str | None:
+        """Why a storage that could move is not worth it."""
+        if _nbytes(tensor) < max(self._min_bytes, 1):
+            return "too small"
+        return "outlived its graph before" if desk.is_of_somebody_else(tensor) else None
+
+    def _obstacle(self, tensor: torch.Tensor, mode: Any) -> str | None:
         """Why a tensor that the mode wants cannot move."""
         if mode is None:
             return "other device"
-        if nbytes < max(self._min_bytes, 1):
-            return "too small"
         if tensor.is_inference():
             return "inference tensor"
         if tensor.is_conj() or tensor.is_neg():
@@ -195,7 +202,11 @@ class Context:
     def _test_itself(self) -> None:
         counts = self._counts
         offered = counts.moved + sum(counts.kept.values())
-        if self._is_off or not offered:
+        if self._is_off:
+            return
+        if not offered:
+            if counts.others and self._nothing_offered:
+                self._warn(self._nothing_offered)
             return
         if not counts.moved:
             most = max(counts.kept, key=lambda why: counts.kept[why])
@@ -237,6 +248,12 @@ class Context:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of a plain tensor; an expanded one has no more than its storage."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor of any kind."""
     count = tensor.numel()
     # While a compiler traces, sizes may be symbols, which asking would fix.
     return count * tensor.element_size() if type(count) is int else 0

@@ -64,6 +64,10 @@ class HiddenStates(Context):
     """
 
     _name = "hidden states"
+    _nothing_offered = (
+        "it moved nothing: no checkpoint saved a floating-point input; checkpoint the layers "
+        "(gradient_checkpointing_enable), or use SavedTensors to move all that they save"
+    )
 
     def __init__(
         self,
@@ -74,11 +78,9 @@ class HiddenStates(Context):
     ) -> None:
         super().__init__(keep_last, min_bytes, placement, engine)
         self._largest = 0
-        self._saw_checkpoint = self._saw_others = False
         self._windows: dict[Desk, tuple[int, int]] = {}
 
     def _start(self) -> None:
-        self._saw_checkpoint = self._saw_others = False
         if not self._is_off:
             _keywords.start()
 
@@ -91,14 +93,12 @@ class HiddenStates(Context):
         self._largest = 0
 
     def _wants(self, tensor: torch.Tensor) -> str | None:
-        # This, then _pack, then whoever saves.
-        frame = sys._getframe(2)
-        if frame.f_code is _APPLY and frame.f_back is not None:
-            frame = frame.f_back
-            if frame.f_code in _SAVERS:
-                self._saw_checkpoint = True
-                return self._wants_input(tensor, frame.f_locals.get("args", ()))
-        self._saw_others = True
+        # _pack, then whoever saves: on a thread of autograd there may be nobody below it.
+        apply = sys._getframe(1).f_back
+        saver = None if apply is None else apply.f_back
+        if apply is not None and saver is not None and apply.f_code is _APPLY:
+            if saver.f_code in _SAVERS:
+                return self._wants_input(tensor, saver.f_locals.get("args", ()))
         return ""
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
@@ -110,13 +110,6 @@ class HiddenStates(Context):
         if torch._C._current_graph_task_id() != -1:
             return "saved in a backward pass"
         return None
-
-    def _test_itself(self) -> None:
-        if self._saw_others and not self._saw_checkpoint:
-            self._warn("it moved nothing: no checkpoint ran inside; SavedTensors moves the rest")
-        elif self._saw_checkpoint and not self._counts.moved and not self._counts.kept:
-            self._warn("it moved nothing: no checkpoint was given a floating-point tensor first")
-        super()._test_itself()
 
     def _packed(self, desk: Desk, saved: Any) -> None:
         if desk.engine._has_own_windows or saved.largest <= self._largest:

@@ -20,12 +20,13 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _native
-from .._ownership import identity
+from .._ownership import identity, identity_of
 from ..engine import Engine
 from ._memory import Room
 from ._report import Counts
@@ -90,12 +91,47 @@ class Stash:
     def __del__(self) -> None:
         if self.lease is None or _process < 0 or sys.is_finalizing():
             return
-        desk = self.desk
         number = self.lease.number
-        with desk.lock:
-            desk.forget(number, self)
-            self.lease = None
-            desk.sweep()
+        # Gives the storage up, and asks nobody.
+        self.lease = None
+        self.desk.lock.bury(number, self.source)
+
+
+class _Lock:
+    """A desk's lock, which a stash that dies never waits for.
+
+    A stash dies anywhere, and so in a collection that runs while its thread holds another desk's
+    lock; threads that waited there for one another's desks would wait for ever. Whoever holds the
+    lock buries what died meanwhile.
+    """
+
+    def __init__(self, bury: Callable[[int, Any], None]) -> None:
+        self._lock = threading.RLock()
+        self._bury = bury
+        self._dead: deque[tuple[int, Any]] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+        if self._dead:
+            self._bury_the_dead()
+
+    def bury(self, number: int, source: Any) -> None:
+        """A stash of this number and source has died. Does not wait."""
+        self._dead.append((number, source))
+        self._bury_the_dead()
+
+    def _bury_the_dead(self) -> None:
+        while self._dead and self._lock.acquire(blocking=False):
+            try:
+                self._bury(*self._dead.popleft())
+            except (IndexError, _native.Error):
+                # Somebody else was faster; or the engine is lost, as the next verb will tell.
+                pass
+            finally:
+                self._lock.release()
 
 
 class Desk:
@@ -107,10 +143,11 @@ class Desk:
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
-        self.lock = threading.RLock()
+        self.lock = _Lock(self._bury)
         self._held: dict[int, torch.UntypedStorage] = {}
         self._by_number: dict[int, weakref.ref[Stash]] = {}
         self._by_storage: dict[Any, weakref.ref[Stash]] = {}
+        self._others: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._finished: deque[weakref.ref[Stash]] = deque()
         self.streams: set[int] = set()
         """Raw handles of the streams that were current in a call so far."""
@@ -197,12 +234,23 @@ class Desk:
         if stash is not None and stash.was_named:
             stash.counts.release(stash)
 
-    def forget(self, number: int, stash: Stash) -> None:
-        """A stash dies: nobody can find it any more."""
-        self._by_number.pop(number, None)
-        source = stash.source()
-        if source is not None:
-            self._by_storage.pop(weakref.ref(source), None)
+    def _bury(self, number: int, source: Any) -> None:
+        """A stash died: nobody can find it any more, and its bytes go when the engine says so."""
+        known = self._by_number.pop(number, None)
+        storage = source()
+        if storage is not None and self._by_storage.get(identity_of(storage)) is known:
+            del self._by_storage[identity_of(storage)]
+        self._drop(self.native.sweep())
+        if storage is not None and number not in self._held:
+            self._others.add(storage)
+
+    def is_of_somebody_else(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's storage left once, and outlived all that had saved it.
+
+        Such as a data set, a cache of rotary embeddings, or a weight that is no parameter: moving
+        it again would free nothing again.
+        """
+        return bool(self._others) and tensor.untyped_storage() in self._others
 
     def fetch(self, stash: Stash) -> torch.UntypedStorage:
         """The storage's bytes on the device, for a reader that is enqueued next.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
@@ -98,12 +99,36 @@ def report(engine: Engine | None = None) -> Report:
     return _mode_of(engine).report()
 
 
+class _Held:
+    """A mode, as a module holds it: copies of the module share it, and a file names it."""
+
+    __slots__ = ("mode",)
+
+    def __init__(self, mode: _Shared) -> None:
+        self.mode = mode
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.mode not in _shared_default:
+            raise pickle.PicklingError(
+                "a module that offload_wrapper gave an engine of its own (engine=) cannot be "
+                "pickled; its state_dict can"
+            )
+        return _held_default, ()
+
+
+def _held_default() -> _Held:
+    return _Held(_mode_of(None))
+
+
 class OffloadWrapper(ActivationWrapper):
     """What ``offload_wrapper`` returns."""
 
     def __init__(self, module: torch.nn.Module, mode: _Shared) -> None:
         super().__init__(module)
-        self._mode = [mode]
+        self._mode = _Held(mode)
         self._takes_hidden_states = first_is_hidden_states(cast(Any, type(_innermost(module))))
 
     @torch._disable_dynamo(recursive=False)
@@ -113,7 +138,7 @@ class OffloadWrapper(ActivationWrapper):
         Raises:
             RuntimeError: nothing checkpoints the module, and it trains.
         """
-        module, mode = self._checkpoint_wrapped_module, self._mode[0]
+        module, mode = self._checkpoint_wrapped_module, self._mode.mode
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return module(*args, **kwargs)
         around = _top_pack_hook()
