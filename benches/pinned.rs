@@ -72,8 +72,8 @@ impl Dice {
 }
 
 /// One block out and back, with one event that is done when it is asked about.
-fn turn(client: &mut Client, event: EventId) {
-    let lent = client.lend(black_box(Bytes::mib(16)), Name::new("layer.0.input")).unwrap();
+fn turn(client: &mut Client, name: Name, event: EventId) {
+    let lent = client.lend(black_box(Bytes::mib(16)), name).unwrap();
     client.give_back(black_box(lent.block), Some(event)).unwrap();
     let mut done = 0;
     client.settle(&mut |_| Ok(true), &mut |_| done += 1).unwrap();
@@ -86,7 +86,8 @@ fn event(index: u32) -> EventId {
 
 fn repeat(c: &mut Criterion) {
     let (pool, mut client) = client(Bytes::mib(64));
-    c.bench_function("pinned/lend/repeat", |b| b.iter(|| turn(&mut client, event(0))));
+    let name = Name::new("layer.0.input");
+    c.bench_function("pinned/lend/repeat", |b| b.iter(|| turn(&mut client, name, event(0))));
     c.bench_function("pinned/lend/stats", |b| b.iter(|| black_box(pool.stats())));
     c.bench_function("malloc/repeat", |b| {
         b.iter(|| drop(black_box(Vec::<u8>::with_capacity(black_box(16 << 20)))));
@@ -99,9 +100,10 @@ fn by_threads(pool: &PinnedPool, threads: u32, rounds: u64) -> Duration {
     let longest = std::thread::scope(|scope| {
         let work = |owner: u32| {
             let mut client = pool.client(Arc::new(Free), Bytes::MAX).unwrap();
+            let name = Name::new("layer.0.input");
             barrier.wait();
             let start = Instant::now();
-            (0..rounds).for_each(|_| turn(&mut client, event(owner)));
+            (0..rounds).for_each(|_| turn(&mut client, name, event(owner)));
             start.elapsed()
         };
         let handles: Vec<_> = (0..threads).map(|owner| scope.spawn(move || work(owner))).collect();

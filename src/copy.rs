@@ -68,6 +68,17 @@ pub struct Job<'a> {
     pub after: &'a After,
     /// The work, if any.
     pub work: Option<Work<'a>>,
+    /// Where its times are wanted: the pool of timed events.
+    pub timers: Option<&'a mut EventPool>,
+}
+
+/// A copy, as a lane sees it before it looks at the bytes.
+struct Task<'a> {
+    storage: StorageId,
+    after: &'a After,
+    timers: Option<&'a mut EventPool>,
+    len: Bytes,
+    limits: LaneLimits,
 }
 
 /// Who learns that a copy is done: the storage, and the copy's place in its lane.
@@ -82,6 +93,8 @@ pub struct Lane {
     seq_next: u64,
     /// Highest sequence number seen done.
     seq_done: u64,
+    /// Timed points around the last copy.
+    timed: Option<(Point, Point)>,
 }
 
 /// Bounds of a lane.
@@ -115,6 +128,7 @@ impl Lane {
             bytes_in_flight: Bytes::ZERO,
             seq_next: 1,
             seq_done: 0,
+            timed: None,
         })
     }
 
@@ -126,6 +140,12 @@ impl Lane {
     /// The stream of its next copy.
     pub fn stream(&self) -> StreamId {
         self.turns.stream()
+    }
+
+    /// The timed points around the last copy, where there are both; the first lies where all that
+    /// the copy waits for was done.
+    pub fn take_times(&mut self) -> Option<(Point, Point)> {
+        self.timed.take()
     }
 
     /// Bytes of copies that were not seen done.
@@ -175,25 +195,20 @@ impl Lane {
         from: DeviceRange,
         to: &Block,
     ) -> std::result::Result<End, CopyFailed> {
-        let Job { storage, after, work } = job;
-        self.run(
-            backend,
-            events,
-            limits,
-            (storage, after, from.len()),
-            |lane, backend, events, begun| {
-                begun.work(backend, work)?;
-                while begun.bytes < from.len() {
-                    let (at, left) = (begun.bytes, from.len() - begun.bytes);
-                    let trunk = to.trunk(at, limits.trunk_bytes_max.min(left))?;
-                    let (len, max) = (trunk.len(), limits.trunk_bytes_max);
-                    lane.turns.make_room(backend, events, len, max, after)?;
-                    backend.copy_out(trunk, from.part(at, len)?, lane.stream())?;
-                    lane.trunk(begun, len);
-                }
-                Ok(())
-            },
-        )
+        let Job { storage, after, work, timers } = job;
+        let task = Task { storage, after, timers, len: from.len(), limits };
+        self.run(backend, events, task, |lane, backend, events, begun| {
+            begun.work(backend, work)?;
+            while begun.bytes < from.len() {
+                let (at, left) = (begun.bytes, from.len() - begun.bytes);
+                let trunk = to.trunk(at, limits.trunk_bytes_max.min(left))?;
+                let (len, max) = (trunk.len(), limits.trunk_bytes_max);
+                lane.turns.make_room(backend, events, len, max, after)?;
+                backend.copy_out(trunk, from.part(at, len)?, lane.stream())?;
+                lane.trunk(begun, len);
+            }
+            Ok(())
+        })
     }
 
     /// Copies a block's bytes to the device. Everything is enqueued before it returns.
@@ -209,24 +224,39 @@ impl Lane {
         to: DeviceRange,
         from: &Block,
     ) -> std::result::Result<End, CopyFailed> {
-        let Job { storage, after, work } = job;
-        self.run(
-            backend,
-            events,
-            limits,
-            (storage, after, to.len()),
-            |lane, backend, events, begun| {
-                while begun.bytes < to.len() {
-                    let (at, left) = (begun.bytes, to.len() - begun.bytes);
-                    let trunk = from.trunk(at, limits.trunk_bytes_max.min(left))?;
-                    let (len, max) = (trunk.len(), limits.trunk_bytes_max);
-                    lane.turns.make_room(backend, events, len, max, after)?;
-                    backend.copy_in(to.part(at, len)?, trunk, lane.stream())?;
-                    lane.trunk(begun, len);
-                }
-                begun.work(backend, work)
-            },
-        )
+        let Job { storage, after, work, timers } = job;
+        let task = Task { storage, after, timers, len: to.len(), limits };
+        self.run(backend, events, task, |lane, backend, events, begun| {
+            while begun.bytes < to.len() {
+                let (at, left) = (begun.bytes, to.len() - begun.bytes);
+                let trunk = from.trunk(at, limits.trunk_bytes_max.min(left))?;
+                let (len, max) = (trunk.len(), limits.trunk_bytes_max);
+                lane.turns.make_room(backend, events, len, max, after)?;
+                backend.copy_in(to.part(at, len)?, trunk, lane.stream())?;
+                lane.trunk(begun, len);
+            }
+            begun.work(backend, work)
+        })
+    }
+
+    /// Enqueues the job's work alone, which moves `bytes`: a lane without turns.
+    ///
+    /// # Errors
+    /// [`CopyFailed`]: the cause, and the end of what was enqueued.
+    pub fn work(
+        &mut self,
+        backend: &mut dyn Backend,
+        events: &mut EventPool,
+        limits: LaneLimits,
+        job: Job<'_>,
+        bytes: Bytes,
+    ) -> std::result::Result<End, CopyFailed> {
+        let Job { storage, after, work, timers } = job;
+        let task = Task { storage, after, timers, len: bytes, limits };
+        self.run(backend, events, task, |_, backend, _, begun| {
+            begun.bytes = bytes;
+            begun.work(backend, work)
+        })
     }
 
     fn trunk(&mut self, begun: &mut Begun, len: Bytes) {
@@ -240,8 +270,7 @@ impl Lane {
         &mut self,
         backend: &mut dyn Backend,
         events: &mut EventPool,
-        limits: LaneLimits,
-        (storage, after, len): (StorageId, &After, Bytes),
+        task: Task<'_>,
         enqueue: impl FnOnce(&mut Lane, &mut dyn Backend, &mut EventPool, &mut Begun) -> Result<()>,
     ) -> std::result::Result<End, CopyFailed> {
         let spare = match events.spare(backend) {
@@ -249,7 +278,9 @@ impl Lane {
             Err(error) => return Err(CopyFailed { error, end: None }),
         };
         let mut begun = Begun::default();
-        let ordered = self.enter(backend, events, limits, len, after);
+        let ordered = self.enter(backend, events, &task);
+        let Task { storage, mut timers, .. } = task;
+        let from = timers.as_mut().and_then(|timers| timers.mark(backend, self.stream()).ok());
         let enqueued = ordered.and_then(|()| enqueue(self, backend, events, &mut begun));
         if !begun.needs_end {
             events.keep(spare);
@@ -257,6 +288,9 @@ impl Lane {
             return Err(CopyFailed { error, end: None });
         }
         let end = self.end(backend, events, spare, (storage, begun.bytes));
+        // A copy is made all the same where it cannot be timed.
+        let to = timers.and_then(|timers| timers.mark(backend, self.stream()).ok());
+        self.timed = from.zip(to);
         match (enqueued, end) {
             (Ok(()), Ok(end)) => Ok(end),
             (Err(error), Ok(end)) => Err(CopyFailed { error, end: Some(end) }),
@@ -273,16 +307,14 @@ impl Lane {
         &mut self,
         backend: &mut dyn Backend,
         events: &mut EventPool,
-        limits: LaneLimits,
-        len: Bytes,
-        after: &After,
+        task: &Task<'_>,
     ) -> Result<()> {
-        let max = limits.trunk_bytes_max;
+        let max = task.limits.trunk_bytes_max;
         if self.flights.is_empty() {
             self.turns.begin();
         }
-        self.turns.make_room(backend, events, len.min(max), max, &[])?;
-        self.turns.wait(backend, after)
+        self.turns.make_room(backend, events, task.len.min(max), max, &[])?;
+        self.turns.wait(backend, task.after)
     }
 
     fn end(

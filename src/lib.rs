@@ -45,6 +45,7 @@ pub mod copy;
 pub mod engine;
 pub mod error;
 pub mod hazard;
+pub mod pack;
 pub mod pinned;
 pub mod policy;
 pub mod prefetch;

@@ -29,6 +29,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => who.clone().prop_map(|who| Step::Settle { who }),
         1 => who.prop_map(|who| Step::Reclaim { who }),
         1 => (1u64..BUDGET * 2).prop_map(|len| Step::Reserve { len }),
+        1 => (1u64..BUDGET * 2, any::<bool>())
+            .prop_map(|(len, cancelled)| Step::ReserveBehind { len, cancelled }),
         1 => Just(Step::Trim),
         1 => any::<bool>().prop_map(|allowed| Step::Growth { allowed }),
         1 => (0..4usize).prop_map(|next| Step::Refuse { next }),
@@ -42,8 +44,9 @@ proptest! {
     #[test]
     fn h70_h79_no_program_of_two_clients_shares_loses_or_leaks_a_byte_or_an_event(
         program in steps(),
+        pageable in any::<bool>(),
     ) {
-        let mut world = World::new();
+        let mut world = World::new(pageable);
         for step in &program {
             world.step(step);
             world.check();

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 archive_bytes_max=$((40 * 1024 * 1024))
 # These read the source tree, which is not there.
-at_home=(figures layers results fuzz_replay)
+at_home=(figures layers reliability results fuzz_replay)
 
 options=("$@")
 [ $# -gt 0 ] || options=(--all-features)

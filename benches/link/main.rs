@@ -5,13 +5,14 @@
 //! Invariant: ours and raw alternate (A B B A); every pair is printed, none is left out.
 //!
 //! ```text
-//!   main (words, table, JSON) -> copies   latency   beside    what is measured
+//!   main (words, table, JSON) -> copies  latency  ahead  beside     what is measured
 //!                                     \      |      /
 //!                                   rig (device, engine, hold) -> driver (raw calls)
 //! ```
 //!
 //! `cargo bench --bench link -- --help`. In a bundle: `run.sh 'bench:link --json'`.
 
+mod ahead;
 mod beside;
 #[allow(dead_code, unused_imports)] // the examples' own, of which a part is used here
 #[path = "../../examples/train/blas/mod.rs"]
@@ -29,6 +30,7 @@ mod driver;
 mod emulator;
 mod latency;
 mod rig;
+mod rows;
 
 use lightering::backend::sim::{Config, Model, World};
 use lightering::backend::{Backend, Spec};
@@ -46,10 +48,12 @@ Usage: link [options] [measure...]
   urgent      a copy that a reader waits for, while others are fetched ahead
   cold        one copy with the device idle, from the call to its event (CUDA only)
   latency     the host's time for evict and refill (CUDA only)
+  prefetch    a pass over 64 layers whose inputs come back, by depth and by amount of compute
+  rows        many small ranges, and rows at a stride, out and back
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
 
-Without a measure: the first five.
+Without a measure: the first seven.
 
   --device NAME  auto, sim or cuda:N (default: auto)
   --pairs N      pairs of runs (default: 15)
@@ -59,17 +63,19 @@ Without a measure: the first five.
 ";
 
 const PAIRS_MAX: usize = 1000;
-const MEASURES: [(&str, Measure); 7] = [
+const MEASURES: [(&str, Measure); 9] = [
     ("bandwidth", copies::bandwidth),
     ("both", copies::both),
     ("urgent", copies::urgent),
     ("cold", copies::cold),
     ("latency", latency::latency),
+    ("prefetch", ahead::ahead),
+    ("rows", rows::rows),
     ("trunks", copies::trunks),
     ("beside", beside::beside),
 ];
 /// Measured where none is named.
-const USUAL: usize = 5;
+const USUAL: usize = 7;
 
 type Measure = fn(&Bench) -> Result<Vec<Row>>;
 

@@ -94,6 +94,8 @@ pub(crate) struct Rig {
     /// What the raw lanes copy; the storages have the same device bytes.
     pub(crate) raw: Vec<(DeviceRange, Block)>,
     hold_rounds: u32,
+    /// Other work runs that is not waited for.
+    pub(crate) unsynced: bool,
     /// Runs whose gate had opened before all was enqueued.
     pub(crate) unheld: u32,
 }
@@ -101,6 +103,7 @@ pub(crate) struct Rig {
 /// Rounds of the holding kernel for each copy that is enqueued behind it, and for all else.
 const ROUNDS_EACH: u32 = 3_000;
 const ROUNDS_LEAST: u32 = 300_000;
+const ROUNDS_MOST: u32 = 40_000_000;
 
 impl Rig {
     pub(crate) fn new(
@@ -152,6 +155,7 @@ impl Rig {
             link,
             raw,
             hold_rounds,
+            unsynced: false,
             unheld: 0,
         })
     }
@@ -163,14 +167,25 @@ impl Rig {
 
     /// Holds the compute stream and the raw lanes until the gate opens.
     pub(crate) fn hold(&mut self) -> Result<()> {
-        self.backend.sync()?;
-        let hold = [Arg::Update(self.numbers), Arg::U32(self.hold_rounds)];
-        self.backend.launch(&BUSY, GRID, &hold, self.busy)?;
-        self.backend.record(self.gate, self.busy)?;
+        if self.unsynced {
+            // What runs already holds nobody: the gate opens at once.
+            self.backend.record(self.gate, self.compute.id)?;
+        } else {
+            self.backend.sync()?;
+            let hold = [Arg::Update(self.numbers), Arg::U32(self.hold_rounds)];
+            self.backend.launch(&BUSY, GRID, &hold, self.busy)?;
+            self.backend.record(self.gate, self.busy)?;
+        }
         for stream in [self.compute, self.out, self.back] {
             self.backend.wait(stream.id, self.gate, Site::Outside)?;
         }
         Ok(())
+    }
+
+    /// So many rounds of a kernel that touches no memory, on the compute stream.
+    pub(crate) fn spin(&mut self, rounds: u32) -> Result<()> {
+        let args = [Arg::Update(self.numbers), Arg::U32(rounds)];
+        self.backend.launch(&BUSY, GRID, &args, self.compute.id)
     }
 
     /// Opens the gate at once: what is timed begins on the compute stream now.
@@ -187,8 +202,29 @@ impl Rig {
     /// Seconds from the gate until all that was enqueued on `last` is done.
     pub(crate) fn let_go(&mut self, last: StreamId) -> Result<f64> {
         self.backend.record(self.end, last)?;
-        self.unheld += u32::from(self.backend.query(self.gate, Site::Outside)?);
+        self.look_at_gate()?;
         self.backend.sync()?;
+        Ok(self.backend.elapsed(self.gate, self.end)?.as_secs_f64())
+    }
+
+    /// Was the hold too short? The next one is longer.
+    fn look_at_gate(&mut self) -> Result<()> {
+        if self.backend.query(self.gate, Site::Outside)? {
+            self.unheld += 1;
+            self.hold_rounds = (2 * self.hold_rounds).min(ROUNDS_MOST);
+        }
+        Ok(())
+    }
+
+    /// As [`Rig::let_go`], waiting for that stream's work alone.
+    pub(crate) fn let_go_of(&mut self, last: StreamId) -> Result<f64> {
+        self.backend.record(self.end, last)?;
+        if !self.unsynced {
+            self.look_at_gate()?;
+        }
+        while !self.backend.query(self.end, Site::Outside)? {
+            std::hint::spin_loop();
+        }
         Ok(self.backend.elapsed(self.gate, self.end)?.as_secs_f64())
     }
 

@@ -35,6 +35,8 @@ Usage: train [options]
   --times-only          with --device sim: nothing is computed, and numbers have the two bytes that
                         they have on a GPU, so that any step's times and memory can be predicted
   --model FILE          with --device sim: the device's figures, as the example calibrate prints
+  --timeline FILE       times of layers and copies of the mode checkpoint+offload, for Perfetto or
+                        chrome://tracing
   --help                this text
 ";
 
@@ -98,6 +100,8 @@ pub(crate) struct Options {
     pub(crate) times_only: bool,
     /// File of the simulated device's figures.
     pub(crate) model: Option<String>,
+    /// Where the timeline goes, if one is kept.
+    pub(crate) timeline: Option<String>,
 }
 
 /// What to do.
@@ -126,6 +130,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         json: false,
         times_only: false,
         model: None,
+        timeline: None,
     };
     while let Some(word) = words.next() {
         let (name, attached) = match word.split_once('=') {
@@ -146,6 +151,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
             "--json" => options.json = true,
             "--times-only" => options.times_only = true,
             "--model" => options.model = Some(value()?),
+            "--timeline" => options.timeline = Some(value()?),
             "--text" => options.text = Some(value()?),
             "--device" => options.device = device(&value()?)?,
             "--modes" => options.modes = modes(&value()?)?,
@@ -165,6 +171,9 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         (simulates.into_iter().find(|(_, given)| *given), options.device != Device::Sim)
     {
         return Err(format!("{name}: only with --device sim"));
+    }
+    if options.timeline.is_some() && !options.modes.contains(&Mode::Offload) {
+        return Err(format!("--timeline: only with the mode {}", Mode::Offload.name()));
     }
     if options.steps == 0 || options.steps > STEPS_MAX {
         return Err(format!("--steps {}: must be 1 to {STEPS_MAX}", options.steps));
@@ -221,7 +230,7 @@ mod tests {
             &[
                 "--text a.txt --device cuda:3 --modes checkpoint,checkpoint+offload --layers=2",
                 "--hidden 16 --tokens 32 --steps 5 --keep-last 0 --pinned-bytes 1GiB",
-                "--prefetch-bytes 64KiB --json",
+                "--prefetch-bytes 64KiB --json --timeline b.json",
             ]
             .join(" "),
         );
@@ -240,6 +249,7 @@ mod tests {
             json: true,
             times_only: false,
             model: None,
+            timeline: Some(String::from("b.json")),
         };
         assert_eq!(read, wanted);
         assert_eq!(of("--layers 0 --help"), Ok(Command::Help));
@@ -270,6 +280,8 @@ mod tests {
             "--times-only",
             "--times-only --device cuda:0",
             "--model",
+            "--timeline",
+            "--timeline a.json --modes checkpoint",
             "--model a.txt --device auto",
             "--unknown",
             "word",

@@ -72,6 +72,16 @@ pub(crate) trait Inputs {
     /// The step's last work is enqueued.
     fn end_step(&mut self) -> Result<()>;
 
+    /// What is enqueued from here on is called so, where a timeline is kept.
+    fn span(&mut self, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// The timeline of all steps as JSON, once closed; `None` where none was kept.
+    fn timeline(&mut self) -> Option<String> {
+        None
+    }
+
     /// What was moved so far.
     fn moved(&self) -> Moved;
 

@@ -56,10 +56,14 @@ use offload::{Limits, Offloaded};
 use progress::Progress;
 use raw::Raw;
 use report::Row;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Seek, Write};
 use std::process::ExitCode;
 use text::Text;
 use trainer::{Outcome, Trainer};
+
+/// Spans of a timeline that are kept: some hundred steps of a large model.
+const SPANS_MAX: usize = 1 << 16;
 
 /// Why the run ended early. One line each.
 #[derive(Debug)]
@@ -103,8 +107,20 @@ fn run(
     let plan = device::plan(&mut options).map_err(Failure::Input)?;
     say(err, &greeting(&options, &text, &plan))?;
     let mut rows: Vec<Row> = Vec::new();
+    // Now, not after the last step: what cannot be written is told at once.
+    let mut timeline = match &options.timeline {
+        Some(path) => Some(
+            File::create(path)
+                .map_err(|error| Failure::Input(format!("--timeline {path}: {error}")))?,
+        ),
+        None => None,
+    };
     for mode in &options.modes {
         rows.push((*mode, train(&options, &plan, &text, *mode, err)?));
+        let kept = rows.last().and_then(|(_, outcome)| outcome.as_ref()?.timeline.as_ref());
+        if let (Some(file), Some(kept)) = (&mut timeline, kept) {
+            write_anew(file, kept).map_err(|error| Failure::Run(format!("--timeline: {error}")))?;
+        }
         if let (true, Some(row)) = (options.json, rows.last()) {
             say(out, &format!("{}\n", report::json(&options, &plan.about, row)))?;
         }
@@ -147,6 +163,13 @@ fn train(
     Ok(Some(outcome))
 }
 
+/// The last of several timelines is the one kept.
+fn write_anew(file: &mut File, text: &str) -> std::io::Result<()> {
+    file.rewind()?;
+    file.set_len(0)?;
+    file.write_all(text.as_bytes())
+}
+
 /// As [`train`], where every error is one.
 fn steps(
     options: &Options,
@@ -161,7 +184,8 @@ fn steps(
     let meter = opened.meter.clone();
     let keep_last = options.keep_last.min(shape.layers) as usize;
     let device::Plan { pinned, prefetch, .. } = *plan;
-    let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+    let spans = if options.timeline.is_some() { SPANS_MAX } else { 0 };
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans };
     let mut inputs: Box<dyn Inputs> = match mode {
         Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
         Mode::Offload => Box::new(Offloaded::new(opened, limits, true)?),

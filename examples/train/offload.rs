@@ -38,6 +38,8 @@ pub(crate) struct Offloaded {
     /// Inputs taken and not kept yet, by layer.
     taken: Vec<Option<Storage>>,
     bytes: Bytes,
+    /// What the engine timed, once it is closed.
+    timeline: Option<String>,
     reserve: Duration,
 }
 
@@ -54,6 +56,8 @@ pub(crate) struct Limits {
     pub(crate) pinned: Bytes,
     /// The most bytes brought back ahead of use.
     pub(crate) prefetch: Bytes,
+    /// Spans of a timeline that are kept; 0: none is.
+    pub(crate) spans: usize,
 }
 
 impl Offloaded {
@@ -61,7 +65,7 @@ impl Offloaded {
     /// first step's evictions.
     pub(crate) fn new(opened: Opened, limits: Limits, reserves: bool) -> Result<Offloaded> {
         let Opened { mut backend, engine: device, .. } = opened;
-        let Limits { layers, bytes, keep_last, pinned, prefetch } = limits;
+        let Limits { layers, bytes, keep_last, pinned, prefetch, spans } = limits;
         // A pool has at least a page, which holds no input but the smallest.
         let budget = Bytes(pinned.0.max(PAGE));
         let options = PoolOptions { budget: Budget::Bytes(budget), ..PoolOptions::default() };
@@ -80,6 +84,7 @@ impl Offloaded {
             prefetch_count_max: layers,
             // Two inputs on their way out, as two on their way in: double buffering.
             unreleased_bytes_max: Bytes(bytes.0.saturating_mul(2)),
+            spans_max: spans,
             ..Options::default()
         };
         let mut engine = Engine::new(device, &pool, options)?;
@@ -87,7 +92,17 @@ impl Offloaded {
         let compute = engine.adopt_stream(backend.raw_stream(stream)?)?;
         let taken = (0..layers).map(|_| None).collect();
         let checkpoint = Checkpoint::new();
-        Ok(Offloaded { backend, stream, engine, compute, checkpoint, taken, bytes, reserve })
+        Ok(Offloaded {
+            backend,
+            stream,
+            engine,
+            compute,
+            checkpoint,
+            taken,
+            bytes,
+            timeline: None,
+            reserve,
+        })
     }
 }
 
@@ -139,6 +154,17 @@ impl Inputs for Offloaded {
         self.checkpoint.end_step(&mut self.engine)
     }
 
+    fn span(&mut self, name: &str) -> Result<()> {
+        if self.engine.options().spans_max == 0 {
+            return Ok(());
+        }
+        self.engine.begin_span(self.compute, name)
+    }
+
+    fn timeline(&mut self) -> Option<String> {
+        self.timeline.take()
+    }
+
     fn moved(&self) -> Moved {
         let stats = self.engine.stats();
         let refused = [Kept::NoPinnedRoom, Kept::LaneFull].map(|why| stats.kept_for(why).count);
@@ -155,6 +181,11 @@ impl Inputs for Offloaded {
     }
 
     fn close(&mut self) -> Result<()> {
+        if self.engine.options().spans_max > 0 {
+            self.engine.end_span(self.compute)?;
+            self.engine.drain()?;
+            self.timeline = Some(self.engine.trace_json());
+        }
         self.engine.shutdown()?;
         self.backend.close_stream(self.stream)
     }

@@ -46,7 +46,7 @@ fn under_adversary(seed: u64, keep_last: usize, mode: Mode) -> u64 {
     let user = || Box::new(meter::Metered::new(Box::new(world.device(0).unwrap()), meter.clone()));
     let opened = device::Opened { backend: user(), engine: user(), meter: meter.clone() };
     let (pinned, prefetch) = (Bytes::mib(2), Bytes(2 * bytes.0));
-    let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans: 0 };
     let mut inputs: Box<dyn Inputs> = match mode {
         Mode::Offload => Box::new(Offloaded::new(opened, limits, true).unwrap()),
         Mode::Raw => Box::new(Raw::new(opened.backend, limits).unwrap()),
@@ -93,7 +93,7 @@ fn on_world(config: Config, offload: bool) -> (Outcome, std::time::Duration) {
     let user = || Box::new(meter::Metered::new(Box::new(world.device(0).unwrap()), meter.clone()));
     let opened = device::Opened { backend: user(), engine: user(), meter: meter.clone() };
     let (pinned, prefetch, keep_last) = (Bytes::mib(2), Bytes(2 * bytes.0), 1);
-    let limits = Limits { layers, bytes, keep_last, pinned, prefetch };
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans: 0 };
     let mut inputs: Box<dyn Inputs> = match offload {
         true => Box::new(Offloaded::new(opened, limits, true).unwrap()),
         false => Box::new(Resident::new(opened.backend, layers, bytes).unwrap()),
@@ -225,6 +225,33 @@ fn a_mode_that_keeps_everything_and_finds_no_room_says_so_in_its_row() {
     assert_eq!(field(&json[1], "out_of_memory"), "false");
     assert_eq!(report::difference(&rows), None, "the others ran, and agree");
     assert!(rows[1].1.is_some() && rows[2].1.is_some());
+}
+
+#[test]
+fn a_timeline_has_layers_and_copies_on_one_axis() {
+    let folder = std::env::temp_dir().join(format!("lightering-timeline-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("t.json");
+    let (_, _, ended) = of(&format!("{SMALL} --timeline {}", path.display()));
+    ended.unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |name: &str| -> Vec<(f64, f64)> {
+        let named = events.iter().filter(|event| event["name"] == name && event["ph"] == "X");
+        named.map(|event| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap())).collect()
+    };
+    // Four steps; the last layer's input stays, and each other one goes out and comes back.
+    let (forward, copies) = (of("forward 0"), of("layer.0.input"));
+    assert_eq!((forward.len(), of("backward 2").len(), copies.len()), (4, 4, 8), "{text}");
+    let mut copies = copies;
+    copies.sort_by(|a, b| a.0.total_cmp(&b.0));
+    for (step, (start, took)) in forward.iter().enumerate() {
+        assert!(copies[2 * step].0 >= start + took, "a copy-out is behind its producer");
+    }
+    let (_, _, ended) = super::tests::of(&format!("{SMALL} --timeline {}", folder.display()));
+    assert!(matches!(ended, Err(Failure::Input(why)) if why.starts_with("--timeline ")));
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
@@ -372,6 +399,7 @@ fn gradients_that_differ_in_one_bit_are_an_error() {
         pinning: inputs::Pinning::default(),
         first_step: std::time::Duration::ZERO,
         step: std::time::Duration::ZERO,
+        timeline: None,
     };
     let row = |mode, checksum| (mode, Some(outcome(checksum)));
     let pair = |a, b| [row(Mode::Checkpoint, a), (Mode::None, None), row(Mode::Offload, b)];

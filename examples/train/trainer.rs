@@ -47,6 +47,8 @@ pub(crate) struct Outcome {
     pub(crate) first_step: Duration,
     /// Median of the steps that are neither the first nor the last.
     pub(crate) step: Duration,
+    /// The timeline of all steps as JSON, where one was kept.
+    pub(crate) timeline: Option<String>,
 }
 
 /// One mode's model with all it runs on.
@@ -138,8 +140,8 @@ impl<'a> Trainer<'a> {
         moved[2] = self.inputs.moved();
         let pinning = self.inputs.pinning();
         let peak = self.meter.peak();
-        self.close()?;
-        Ok(Outcome { pinning, ..outcome(&reads, memory, moved, peak) })
+        let timeline = self.close()?;
+        Ok(Outcome { timeline, pinning, ..outcome(&reads, memory, moved, peak) })
     }
 
     /// Enqueues one step. Where `measure` says so, returns the device bytes taken after the
@@ -147,6 +149,7 @@ impl<'a> Trainer<'a> {
     fn step(&mut self, step: u64, measure: bool) -> Result<Option<(Bytes, Bytes)>> {
         self.upload(step)?;
         let y = self.forward()?;
+        self.inputs.span("head")?;
         let mut memory = None;
         if measure {
             let before = self.meter.taken();
@@ -157,6 +160,7 @@ impl<'a> Trainer<'a> {
         let to =
             self.staging.range(self.slot(step) + aligned(self.shape.tokens + 1), STATE_BYTES)?;
         self.inputs.backend().copy_out(to, self.model.tally, self.stream)?;
+        self.inputs.span("between steps")?;
         self.inputs.end_step()?;
         Ok(memory)
     }
@@ -178,6 +182,7 @@ impl<'a> Trainer<'a> {
         let mut queue = Queue::new(self.inputs.backend(), stream);
         self.model.embed(&mut queue, self.tokens, x)?;
         for layer in 0..layers {
+            self.inputs.span(&format!("forward {layer}"))?;
             let y = if layer + 1 < layers {
                 self.inputs.take(layer + 1)?
             } else {
@@ -199,11 +204,14 @@ impl<'a> Trainer<'a> {
         self.model.head(&mut queue, self.tokens, y, self.losses)?;
         for layer in (0..self.kept.len()).rev() {
             let x = self.inputs.restore(layer)?;
+            self.inputs.span(&format!("backward {layer}"))?;
             let kept = self.kept[layer].take();
             let mut queue = Queue::new(self.inputs.backend(), stream);
             self.model.backward(&mut queue, layer as u64, x, kept, y)?;
             self.inputs.done(layer)?;
+            self.inputs.span("wait")?;
         }
+        self.inputs.span("update")?;
         let mut queue = Queue::new(self.inputs.backend(), stream);
         self.model.finish(&mut queue, self.tokens, y, self.losses, step)?;
         queue.give(y)
@@ -233,7 +241,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Gives everything back.
-    fn close(self) -> Result<()> {
+    fn close(self) -> Result<Option<String>> {
         let backend = self.inputs.backend();
         let mut queue = Queue::new(backend, self.stream);
         self.model.close(&mut queue)?;
@@ -244,7 +252,8 @@ impl<'a> Trainer<'a> {
             backend.close_event(event)?;
         }
         self.staging.close()?;
-        self.inputs.close()
+        self.inputs.close()?;
+        Ok(self.inputs.timeline())
     }
 }
 
@@ -277,5 +286,6 @@ fn outcome(
         pinning: Pinning::default(),
         first_step: first.time,
         step: times[times.len() / 2],
+        timeline: None,
     }
 }

@@ -29,7 +29,10 @@ def ways(rig, **options):  # noqa: F811
 def test_gradients_are_those_of_the_same_run_without_offload(rig, make, how, step):  # noqa: F811
     if step == "double_backward" and how == "reentrant":
         pytest.skip("not run: torch refuses a double backward of reentrant checkpointing")
-    compare(lambda: make(rig.device, checkpoint=how), STEPS[step], *ways(rig))
+    # torch keeps the random state of those GPUs alone that positional tensors are on: a recompute
+    # of keywords drops other values, and then a router sends tokens elsewhere.
+    options = {"dropout": 0.0} if how == "keyword" and rig.kind == "cuda" else {}
+    compare(lambda: make(rig.device, checkpoint=how, **options), STEPS[step], *ways(rig))
 
 
 @pytest.mark.parametrize("step", ["micro_steps", "two_backwards", "backward_outside"])

@@ -18,7 +18,7 @@ pub use host::{HostArg, HostArgs};
 
 use crate::error::Result;
 use crate::trace::{Access, Use};
-use crate::unit::DeviceRange;
+use crate::unit::{DeviceRange, PinnedRange};
 
 /// A device program with a form for each backend.
 #[derive(Debug)]
@@ -63,6 +63,11 @@ pub enum Arg {
     Write(DeviceRange),
     /// Device bytes the kernel reads and writes; passed as a pointer.
     Update(DeviceRange),
+    /// Page-locked bytes, and how the kernel uses them; passed as a pointer.
+    Pinned(Access, PinnedRange),
+    /// Device bytes that the kernel reaches by addresses of its own, and how it uses them; said for
+    /// the order checker and the simulated device, and not passed.
+    Reached(Access, DeviceRange),
     /// A 32-bit number.
     U32(u32),
     /// A 64-bit number.
@@ -78,6 +83,8 @@ impl Arg {
             Arg::Read(range) => (Access::Read, range),
             Arg::Write(range) => (Access::Write, range),
             Arg::Update(range) => (Access::Update, range),
+            Arg::Reached(access, range) => (access, range),
+            Arg::Pinned(access, range) => return Some(Use { access, span: range.into() }),
             Arg::U32(_) | Arg::U64(_) | Arg::F32(_) => return None,
         };
         Some(Use { access, span: range.into() })
@@ -108,8 +115,8 @@ impl Cost {
     /// The cost of a kernel that only moves bytes: those its arguments name.
     pub fn of_bytes(_: &Grid, args: &[Arg]) -> Cost {
         let touched = |arg: &Arg| match arg {
-            Arg::Update(range) => 2 * range.len().0,
-            Arg::Read(range) | Arg::Write(range) => range.len().0,
+            Arg::Update(range) | Arg::Reached(Access::Update, range) => 2 * range.len().0,
+            Arg::Read(range) | Arg::Write(range) | Arg::Reached(_, range) => range.len().0,
             _ => 0,
         };
         let bytes = args.iter().map(touched).sum::<u64>() as f64;

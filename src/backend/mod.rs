@@ -191,7 +191,13 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
     /// returned for it.
     unsafe fn register(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr>;
 
-    /// Ends a registration; `at` is what [`Pinner::register`] returned. No copy on the bytes may be
+    /// Who lets copies of memory through that is not page-locked; `None` where nobody does.
+    fn pageable(&self) -> Option<&dyn Pageable> {
+        None
+    }
+
+    /// Ends a registration; `at` is what [`Pinner::register`] returned, or
+    /// [`Pageable::register_pageable`]. No copy on the bytes may be
     /// in flight.
     fn unregister(&self, at: PinnedPtr) -> Result<()>;
 
@@ -210,6 +216,20 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
     fn needs_memory(&self) -> bool {
         true
     }
+}
+
+/// Memory that stays as it is, not page-locked, and that copies may use all the same. The host may
+/// wait in such a copy until it is done.
+pub trait Pageable: Send + Sync {
+    /// Takes note of `len` bytes at `at`, and returns the address that copies use. It is ended like
+    /// a registration.
+    ///
+    /// # Errors
+    /// `Usage` for no bytes, and for some that are known already.
+    ///
+    /// # Safety
+    /// As for [`Pinner::register`].
+    unsafe fn register_pageable(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr>;
 }
 
 /// Answers whether an event is done, from any thread and without its engine.

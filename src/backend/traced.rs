@@ -45,6 +45,11 @@ impl<B: Backend> Traced<B> {
         self.observer = observer;
     }
 
+    /// Is there an observer? Then nothing is left out of what it is shown.
+    pub fn is_observed(&self) -> bool {
+        self.observer.is_some()
+    }
+
     /// The last records.
     pub fn ring(&self) -> &Ring {
         &self.ring
@@ -195,7 +200,10 @@ impl<B: Backend> Backend for Traced<B> {
         let worked = result.is_ok();
         let result = self.done(Op::Launch { kernel: kernel.name, stream: on }, result);
         if worked {
-            for uses in args.iter().filter_map(Arg::uses) {
+            // What a kernel reaches by itself may be thousands of ranges: said to who listens.
+            let hears_all = self.observer.is_some();
+            let heard = args.iter().filter(|arg| hears_all || !matches!(arg, Arg::Reached(..)));
+            for uses in heard.filter_map(Arg::uses) {
                 self.push(Op::Use { by: Actor::Stream(on), uses }, None);
             }
         }

@@ -34,6 +34,7 @@ impl Engine {
         self.poll_lanes()?;
         self.settle_blocks()?;
         self.settle_stalls()?;
+        self.settle_spans(self.options.step_queries_max)?;
         self.settle_sums(self.options.step_queries_max, self.options.verify_slots_max)?;
         self.release_all()?;
         self.report("step")
@@ -139,6 +140,7 @@ impl Engine {
         }
         while self.settle_blocks()? > 0 {}
         self.settle_stalls()?;
+        self.settle_spans(usize::MAX)?;
         self.settle_sums(usize::MAX, reports_max)?;
         self.release_all()
     }
@@ -158,6 +160,7 @@ impl Engine {
         for id in ids {
             self.end_idle(id)?;
         }
+        self.end_tables()?;
         while self.settle_blocks()? > 0 {}
         self.is_closed = true;
         let backend = &mut self.backend;

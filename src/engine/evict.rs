@@ -132,6 +132,8 @@ impl Engine {
         match submitted {
             Ok(end) => {
                 let transfer = Transfer { storage: id, seq: end.seq, bytes: len };
+                let times = self.out.take_times();
+                self.copied(id, None, times);
                 let sum = self.sum_left(at, id, end.seq);
                 let slot = self.slots.get_mut(id.0, "evict")?;
                 slot.block = Some(block);
@@ -160,7 +162,7 @@ impl Engine {
 
     /// A block; where the pool has none, those given back busy are asked about first. In the first
     /// step the pool may grow for it, and the host waits that long: nobody reserved.
-    fn lend(&mut self, len: Bytes, name: Name) -> Result<Lent> {
+    pub(super) fn lend(&mut self, len: Bytes, name: Name) -> Result<Lent> {
         let lent = match self.client.lend(len, name) {
             Err(error) if error.is_retryable() => {
                 self.settle_blocks()?;
@@ -206,7 +208,8 @@ impl Engine {
             move |backend: &mut dyn Backend| checks.enqueue(backend, at, range)
         });
         let (after, work) = (&self.after[..], sum.as_mut().map(|sum| sum as Work<'_>));
-        let job = Job { storage: id, after, work };
+        let timers = self.timeline.has_room().then_some(&mut self.timers);
+        let job = Job { storage: id, after, work, timers };
         self.out.copy_out(&mut self.backend, &mut self.events, limits, job, range, block)
     }
 

@@ -14,6 +14,7 @@
 //!
 //! Adapters, the C ABI and users call it.
 
+mod batch;
 mod close;
 mod evict;
 mod host;
@@ -23,13 +24,16 @@ mod refill;
 mod release;
 mod shared;
 mod stats;
+mod timeline;
 mod verify;
 
+pub use batch::Batch;
 pub use evict::Evict;
 pub use options::Options;
 pub use refill::Acquire;
 pub use shared::Shared;
 pub use stats::{KeptCount, Stats};
+pub use timeline::{Span, Track};
 
 use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::Traced};
 use crate::checksum::Checks;
@@ -42,9 +46,11 @@ use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
 use crate::stream::{EventPool, Point};
 use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, EventId, Name, StorageId, StreamId, Table};
+use batch::Packer;
 use crossbeam_channel::{Receiver, Sender};
 use release::Ledger;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use timeline::Timeline;
 
 /// Moves storages between one device and pinned host memory. See the crate's front page.
 pub struct Engine {
@@ -52,6 +58,7 @@ pub struct Engine {
     options: Options,
     events: EventPool,
     timers: EventPool,
+    timeline: Timeline,
     pool: PinnedPool,
     client: Client,
     /// Points that the pool holds blocks by, with how many blocks.
@@ -61,6 +68,7 @@ pub struct Engine {
     out: Lane,
     ahead: Lane,
     urgent: Lane,
+    packer: Packer,
     /// What the next copy waits for; kept for its room.
     after: Vec<(Point, Site)>,
     slots: Table<Slot>,
@@ -119,10 +127,12 @@ impl Engine {
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
         let engine = Engine {
             events: EventPool::new(options.events_max, Timing::Off),
-            timers: EventPool::new(STALLS_MAX * 2, Timing::On),
+            timers: EventPool::new((STALLS_MAX + timeline::PENDING_MAX) * 2, Timing::On),
+            timeline: Timeline::new(options.spans_max),
             busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
             returned: Vec::new(),
             after: Vec::new(),
+            packer: Packer::default(),
             slots: Table::new("storage", options.storages_max),
             ranges: BTreeMap::new(),
             ledgers: Vec::new(),

@@ -69,14 +69,24 @@ pub struct Options {
     /// Compare what comes back with what left: each copy is summed up by a kernel on its lane, and
     /// the sums are compared by [`Engine::step`](super::Engine::step). Costs reading the bytes once
     /// more on the device, and eight bytes of copy each. The sums that arrive on the host lie in
-    /// pinned bytes of the same budget. It needs a device that has the sum kernel's form: today the
-    /// simulated one; CUDA does not yet, and [`Engine::new`](super::Engine::new) refuses it there.
+    /// pinned bytes of the same budget. Copies ahead do not give way to others then: their sums are
+    /// made in the order of one stream. A device that cannot load the kernels is refused by
+    /// [`Engine::new`](super::Engine::new).
     pub verify: bool,
     /// With `verify`: copies of one lane whose sums were not read yet. More are not compared, and
     /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.
     pub verify_slots_max: usize,
+    /// Batches of rows of at most this many bytes each, on average, are moved by a kernel, larger
+    /// ones by a copy for each row: a copy engine takes some microseconds to start.
+    pub pack_row_bytes_max: Bytes,
+    /// Blocks of 256 threads that such a kernel may have, and so the multiprocessors it may take
+    /// from compute; 0: none is launched, and each row is copied.
+    pub pack_blocks_max: u32,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
+    /// Measure with timed events when copies, and spans that a framework names, ran; so many are
+    /// kept. 0: nothing is measured.
+    pub spans_max: usize,
 }
 
 impl Default for Options {
@@ -103,7 +113,10 @@ impl Default for Options {
             note_uses: true,
             verify: false,
             verify_slots_max: 1024,
+            pack_row_bytes_max: Bytes::mib(2),
+            pack_blocks_max: 64,
             time_stalls: false,
+            spans_max: 0,
         }
     }
 }
@@ -141,6 +154,9 @@ impl Options {
         }
         if self.ring_records > 1 << 24 {
             return bad("ring_records is over 2^24");
+        }
+        if self.spans_max > 1 << 24 {
+            return bad("spans_max is over 2^24");
         }
         if self.verify_slots_max == 0 || self.verify_slots_max > 1 << 20 {
             return bad("verify_slots_max is zero or over 2^20");
@@ -206,6 +222,7 @@ mod tests {
             (Options { pass_len_max: 1, ..Options::default() }, "pass_len_max"),
             (Options { step_queries_max: 0, ..Options::default() }, "step_queries_max"),
             (Options { ring_records: usize::MAX, ..Options::default() }, "ring_records"),
+            (Options { spans_max: usize::MAX, ..Options::default() }, "spans_max"),
             (Options { verify_slots_max: 0, ..Options::default() }, "verify_slots_max"),
         ] {
             let error = options.check().unwrap_err();

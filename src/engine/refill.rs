@@ -208,6 +208,8 @@ impl Engine {
     ) -> Result<()> {
         match self.submit_in(id, target, on, inward) {
             Ok(end) => {
+                let times = self.lane_mut(inward).take_times();
+                self.copied(id, Some(inward), times);
                 let slot = self.slots.get_mut(id.0, cause.op)?;
                 slot.range = Some(target);
                 slot.copied_in(inward, end);
@@ -298,9 +300,17 @@ impl Engine {
             move |backend: &mut dyn Backend| checks.enqueue(backend, at, target)
         });
         let (after, work) = (&self.after[..], sum.as_mut().map(|sum| sum as Work<'_>));
-        let job = Job { storage: id, after, work };
+        let timers = self.timeline.has_room().then_some(&mut self.timers);
+        let job = Job { storage: id, after, work, timers };
         let limits = self.options.lane_in(inward);
         lane.copy_in(&mut self.backend, &mut self.events, limits, job, target, block)
+    }
+
+    fn lane_mut(&mut self, inward: Inward) -> &mut Lane {
+        match inward {
+            Inward::Ahead => &mut self.ahead,
+            Inward::Urgent => &mut self.urgent,
+        }
     }
 
     fn lane_in(&self, inward: Inward) -> &Lane {

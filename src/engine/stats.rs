@@ -1,6 +1,6 @@
 //! What an engine did, in numbers.
 //!
-//! What it is not: timings of single copies, or a log.
+//! What it is not: timings of single copies (`Engine::spans` has those), or a log.
 //!
 //! Invariant: plain data, taken at one moment; counts only grow, sizes are those of the moment.
 //!
@@ -51,6 +51,17 @@ pub struct Stats {
     pub stalls: u64,
     /// Device time that readers' streams waited for copy-ins; only with `Options::time_stalls`.
     pub stall_time: Duration,
+    /// With `Options::spans_max`: device time of copies out, from when each could begin; those
+    /// of one direction share the link, so their times may overlap.
+    pub out_time: Duration,
+    /// Their bytes.
+    pub out_timed_bytes: u64,
+    /// The same of copies in.
+    pub in_time: Duration,
+    /// Their bytes.
+    pub in_timed_bytes: u64,
+    /// With `Options::spans_max`: copies and spans that found no event, and are not timed.
+    pub untimed_count: u64,
     /// Prefetches not begun since the device had no room.
     pub prefetch_refused_count: u64,
     /// Times room was made on the device for a reader.

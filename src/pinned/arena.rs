@@ -24,15 +24,16 @@ mod touch;
 pub(super) use pieces::Pieces;
 pub(super) use touch::{Crew, Pages};
 
+use super::Inner;
 use crate::backend::Pinner;
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{Bytes, PinnedPtr, PinnedRange};
 use mapping::Mapping;
 use rustix::process::{Pid, getpid};
 use std::mem;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Bytes of all arenas that were left mapped on purpose, in this process.
 static LEAKED: AtomicU64 = AtomicU64::new(0);
@@ -55,8 +56,12 @@ pub(super) struct Arena {
     addresses: Box<[OnceLock<PinnedPtr>]>,
     pieces: Pieces,
     pinner: Arc<dyn Pinner>,
+    /// Known to the device and not page-locked.
+    pageable: bool,
     /// The pool's count of bytes left page-locked on purpose.
     leaked: Arc<AtomicU64>,
+    /// The pool that it belongs to, for blocks that are dropped.
+    pool: Weak<Inner>,
     /// The process that page-locked it; a child has no such mapping.
     pid: Pid,
 }
@@ -80,6 +85,7 @@ impl Arena {
         pieces: Pieces,
         crew: &Crew,
         leaked: &Arc<AtomicU64>,
+        pool: Weak<Inner>,
     ) -> Result<Arena> {
         let mapping = Mapping::new(room.to_usize()?, pinner.needs_memory(), crew)?;
         Ok(Arena {
@@ -90,9 +96,21 @@ impl Arena {
             addresses: (0..pieces.count(room.get())).map(|_| OnceLock::new()).collect(),
             pieces,
             pinner: Arc::clone(pinner),
+            pageable: false,
             leaked: Arc::clone(leaked),
+            pool,
             pid: getpid(),
         })
+    }
+
+    /// The same memory, which is not to be page-locked.
+    pub(super) fn pageable(mut self) -> Arena {
+        self.pageable = true;
+        self
+    }
+
+    pub(super) fn is_pageable(&self) -> bool {
+        self.pageable
     }
 
     /// Touches and page-locks the arena piece by piece, and tells `each` the length so far; `each`
@@ -106,7 +124,7 @@ impl Arena {
         let mut register = |from: u64, to: u64| {
             // SAFETY: the piece lies in the mapping, which outlives its registration: `drop` ends
             // every registration before it unmaps, or does not unmap. Nobody else has the address.
-            let address = unsafe { self.pinner.register(mapping.at(from), Bytes(to - from)) }?;
+            let address = unsafe { self.register(mapping.at(from), Bytes(to - from)) }?;
             let first = self.addresses[nth].set(address);
             assert!(first.is_ok(), "an arena is filled by one thread, once");
             nth += 1;
@@ -117,11 +135,32 @@ impl Arena {
         touch::pipeline(mapping, self.room, &mut ends, crew, &mut register)
     }
 
+    /// # Safety
+    /// That of [`Pinner::register`].
+    unsafe fn register(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr> {
+        if !self.pageable {
+            // SAFETY: the caller's promise is passed on.
+            return unsafe { self.pinner.register(at, len) };
+        }
+        let Some(pageable) = self.pinner.pageable() else {
+            return Err(Error::usage(Misuse::BadValue, "register")
+                .bytes(len)
+                .detail("this device copies page-locked memory alone"));
+        };
+        // SAFETY: as above.
+        unsafe { pageable.register_pageable(at, len) }
+    }
+
     /// Nobody fills the arena any more: what is not page-locked is unmapped.
     pub(super) fn end_here(&self) {
         if let Some(mapping) = &self.mapping {
             mapping.keep(self.len());
         }
+    }
+
+    /// The pool, if it is still there.
+    pub(super) fn pool(&self) -> Option<Arc<Inner>> {
+        self.pool.upgrade()
     }
 
     /// Page-locked bytes.

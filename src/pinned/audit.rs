@@ -53,6 +53,14 @@ impl Ledger {
         for (key, account) in &self.accounts {
             self.audit_account(key as u32, account);
         }
+        for (id, tag) in self.tags.iter().enumerate() {
+            let Some(arena) = tag.arena() else { continue };
+            let used = self.space.used(id as u32);
+            let kept = matches!(used, Use::Idle | Use::Busy | Use::Quarantined);
+            assert!(kept, "a {used:?} chunk keeps its arena");
+            let seat = &self.seats[self.space.extent(id as u32) as usize];
+            assert!(Arc::ptr_eq(arena, &seat.arena), "a block lies in its own arena");
+        }
     }
 
     fn audit_account(&self, slot: u32, account: &Account) {

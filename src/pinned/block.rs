@@ -16,7 +16,6 @@
 //! Borrowers of the pool use it: the engine, its disk workers.
 #![deny(unsafe_code)]
 
-use super::Inner;
 use super::arena::Arena;
 use super::ledger::Loan;
 use crate::error::{Error, Misuse, Result};
@@ -27,9 +26,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 #[must_use = "a dropped block is quarantined: give it back"]
 pub struct Block {
-    pub(super) inner: Arc<Inner>,
-    /// Where it lies: kept here, so that a copy in trunks asks the pool for nothing.
-    arena: Arc<Arena>,
+    /// Where it lies: kept here, so that a copy in trunks asks the pool for nothing. It leaves with
+    /// the block.
+    pub(super) arena: Option<Arc<Arena>>,
     offset: u64,
     pub(super) id: u32,
     /// Tag of the client it is lent to.
@@ -41,9 +40,10 @@ pub struct Block {
 }
 
 impl Block {
-    pub(super) fn new(inner: &Arc<Inner>, owner: u32, len: u64, loan: Loan) -> Block {
-        let (inner, Loan { id, arena, offset, room, .. }) = (Arc::clone(inner), loan);
-        Block { inner, arena, offset, id, owner, len, room, written: 0, returned: false }
+    pub(super) fn new(owner: u32, len: u64, loan: Loan) -> Block {
+        let Loan { id, arena, offset, room, .. } = loan;
+        let arena = Some(arena);
+        Block { arena, offset, id, owner, len, room, written: 0, returned: false }
     }
 
     /// Length that was asked for, in bytes.
@@ -59,6 +59,11 @@ impl Block {
     /// Bytes it occupies in the pool.
     pub fn room(&self) -> Bytes {
         Bytes(self.room)
+    }
+
+    /// Is it not page-locked? Then the host waits in copies of it, and no kernel reaches it.
+    pub fn is_pageable(&self) -> bool {
+        self.arena.as_ref().is_some_and(|arena| arena.is_pageable())
     }
 
     /// How many bytes from the start on have been written, as far as the block was told.
@@ -91,7 +96,7 @@ impl Block {
             return Err(Error::usage(Misuse::OutOfRange, "trunk").bytes(offset));
         }
         let len = len_max.get().min(self.len - offset.get());
-        self.arena.trunk(self.offset + offset.get(), len)
+        self.arena("trunk")?.trunk(self.offset + offset.get(), len)
     }
 
     /// Copies bytes of the block to `into`. No copy into it is in flight: ask its event first.
@@ -101,7 +106,7 @@ impl Block {
     /// `Usage(Forked)` in a child process.
     pub fn read(&self, offset: Bytes, into: &mut [u8]) -> Result<()> {
         self.within(offset, into.len(), self.written, "read block")?;
-        self.arena.read(self.offset + offset.get(), into)
+        self.arena("read block")?.read(self.offset + offset.get(), into)
     }
 
     /// Copies `from` into the block. No copy of the block is in flight: ask its event first. Bytes
@@ -114,9 +119,13 @@ impl Block {
         if offset.get() > self.written {
             return Err(Error::usage(Misuse::OutOfRange, "write block").bytes(offset));
         }
-        self.arena.write(self.offset + offset.get(), from)?;
+        self.arena("write block")?.write(self.offset + offset.get(), from)?;
         self.written = self.written.max(end);
         Ok(())
+    }
+
+    fn arena(&self, op: &'static str) -> Result<&Arena> {
+        self.arena.as_deref().ok_or_else(|| Error::usage(Misuse::Stale, op).of("block"))
     }
 
     fn within(&self, offset: Bytes, len: usize, end: u64, op: &'static str) -> Result<u64> {
@@ -130,8 +139,11 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if !self.returned {
-            self.inner.lock().quarantine(self.id);
+        // Without a pool the arena stays page-locked for good: it went while the block was lent.
+        if !self.returned
+            && let Some(pool) = self.arena.as_ref().and_then(|arena| arena.pool())
+        {
+            pool.lock().quarantine(self.id);
         }
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Doubt {
 
 impl Ledger {
     /// A block is busy until `event` is done; its owner's bytes stay held.
-    pub(super) fn put_busy(&mut self, id: u32, event: EventId) {
+    pub(super) fn put_busy(&mut self, id: u32, event: EventId) -> Doubt {
         self.ticket += 1;
         self.space.reuse(id, Use::Busy);
         let tag = &mut self.tags[id as usize];
@@ -44,6 +44,7 @@ impl Ledger {
         let list = &mut account.busy[shelf(self.space.size(id))];
         self.space.push_back(list, Thread::Size, id);
         self.space.push_back(&mut account.busy_by_age, Thread::Age, id);
+        Doubt { id, ticket: self.ticket, event }
     }
 
     /// Busy blocks of others that are worth asking about for a request of `room` bytes, at most
@@ -80,6 +81,19 @@ impl Ledger {
             doubts.extend(ids.into_iter().filter_map(doubt));
         }
         doubts
+    }
+
+    /// Events that came home, and the oldest busy blocks: what an account may ask about next.
+    pub(super) fn doubtful(
+        &mut self,
+        slot: u32,
+        max: usize,
+        home: &mut Vec<EventId>,
+        doubts: &mut Vec<Doubt>,
+    ) {
+        home.append(&mut self.accounts[slot as usize].returned);
+        doubts.clear();
+        self.oldest(slot, max, doubts);
     }
 
     /// The oldest busy blocks of an account, at most `max`, into `doubts`.

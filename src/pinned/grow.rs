@@ -22,12 +22,13 @@ use super::arena::{Arena, Crew, Pieces};
 use super::class::{GRAIN, STEP};
 use super::ledger::{Ledger, Loan};
 use super::space::Use;
+use super::sync::MutexGuard;
 use super::{Growth, Inner};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
 use rustix::process::getpid;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 /// Pages of a new arena about which the kernel is asked where they are.
@@ -75,7 +76,7 @@ pub(super) fn lend(
         if ledger.closed || growth == Growth::Closed {
             return Err(over(inner, &ledger, "growth is closed"));
         }
-        if !ledger.pinning {
+        if !ledger.is_changing() {
             break;
         }
         ledger = wait(inner, ledger);
@@ -117,7 +118,7 @@ pub(super) fn lend(
 pub(super) fn reserve(inner: &Inner, len: Bytes) -> Result<Bytes> {
     not_forked(inner, "reserve")?;
     let mut ledger = inner.lock();
-    while ledger.pinning {
+    while ledger.is_changing() {
         ledger = wait(inner, ledger);
     }
     let missing = missing(inner, &ledger, len)?;
@@ -160,7 +161,7 @@ pub(super) fn wait<'a>(inner: &Inner, ledger: MutexGuard<'a, Ledger>) -> MutexGu
 
 /// What the budget still allows.
 fn left(inner: &Inner, ledger: &Ledger) -> u64 {
-    let taken = ledger.space.total() + ledger.promised + ledger.leaving;
+    let taken = ledger.pinned() + ledger.promised + ledger.leaving;
     let taken = taken.saturating_add(inner.leaked.load(Ordering::Relaxed));
     inner.budget.get().saturating_sub(taken) / GRAIN * GRAIN
 }
@@ -207,11 +208,14 @@ fn pin(turn: &mut Turn<'_>, least: u64, size: u64) -> Result<Result<Arc<Arena>>>
 }
 
 /// An arena of `size` bytes, none of them page-locked yet.
+///
+/// # Errors
+/// `OutOfMemory` where the machine has less.
 pub(super) fn map(inner: &Inner, size: u64, crew: &Crew) -> Result<Arena> {
     roomy(inner, size)?;
     let max = inner.pinner.registration_max().min(inner.options.piece_bytes_max);
     let pieces = Pieces::new(inner.options.piece_bytes, max)?;
-    Arena::map(&inner.pinner, Bytes(size), pieces, crew, &inner.leaked)
+    Arena::map(&inner.pinner, Bytes(size), pieces, crew, &inner.leaked, inner.me.clone())
 }
 
 /// Asks the kernel where an arena's pages are: how many it told about, and how many are near.
@@ -239,8 +243,12 @@ pub(super) fn over(inner: &Inner, ledger: &Ledger, why: &str) -> Error {
 
 /// Gives the arenas back of which nothing is in use.
 pub(super) fn trim(inner: &Inner) -> Bytes {
-    let unused = inner.lock().unseat();
-    give_up(inner, unused)
+    let (unused, spare) = {
+        let mut ledger = inner.lock();
+        (ledger.unseat(), std::mem::take(&mut ledger.spare))
+    };
+    let spare: u64 = spare.iter().map(|arena| arena.len()).sum();
+    give_up(inner, unused) + Bytes(spare)
 }
 
 /// Unpins and unmaps arenas that have left the books. Until they are gone they count.

@@ -23,6 +23,7 @@
 #![deny(unsafe_code)]
 
 use super::arena::Arena;
+use super::busy::Doubt;
 use super::class::{SHELVES, shelf};
 use super::reservation::Job;
 use super::space::{List, NONE, Space, Thread, Use};
@@ -36,7 +37,7 @@ use std::sync::Arc;
 const NOBODY: u32 = u32::MAX;
 
 /// What the ledger knows of a block beside its place.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Tag {
     /// Length asked for.
     pub(super) requested: u64,
@@ -47,6 +48,20 @@ pub(super) struct Tag {
     pub(super) event: Option<EventId>,
     /// Tells this giving-back from every other one; 0 while somebody settles it.
     pub(super) ticket: u64,
+    /// Of an idle or busy block: handed on with it, so that nobody counts up and down.
+    arena: Option<Arc<Arena>>,
+}
+
+impl Tag {
+    /// Of a number that no block has yet.
+    fn vacant(name: Name) -> Tag {
+        Tag { requested: 0, name, owner: NOBODY, event: None, ticket: 0, arena: None }
+    }
+
+    /// What an idle or busy block hands on.
+    pub(super) fn arena(&self) -> Option<&Arc<Arena>> {
+        self.arena.as_ref()
+    }
 }
 
 /// One client's share of the books.
@@ -72,6 +87,8 @@ pub(super) struct Seat {
     pub(super) size: u64,
     /// More of it is on the way.
     pub(super) filling: bool,
+    /// Not page-locked: it has one block, and goes with it.
+    pub(super) pageable: bool,
 }
 
 impl Seat {
@@ -113,6 +130,11 @@ pub(super) struct Ledger {
     pub(super) promised: u64,
     /// Bytes that have left the books and may still be page-locked.
     pub(super) leaving: u64,
+    /// Bytes of blocks that are not page-locked, and of those being made.
+    pub(super) pageable: u64,
+    pub(super) pageable_coming: u64,
+    /// Memory of such blocks, for the next ones of their size.
+    pub(super) spare: Vec<Arc<Arena>>,
     /// The background reservation, as long as it runs.
     pub(super) job: Option<Arc<Job>>,
     pub(super) counts: Counts,
@@ -138,6 +160,9 @@ impl Ledger {
             pinning: false,
             promised: 0,
             leaving: 0,
+            pageable: 0,
+            pageable_coming: 0,
+            spare: Vec::new(),
             job: None,
             counts: Counts::default(),
             ticket: 0,
@@ -180,7 +205,9 @@ impl Ledger {
         let entry = self.seats.vacant_entry();
         let key = entry.key();
         let first = self.space.add(key as u32, size);
-        entry.insert(Seat { arena: Arc::clone(arena), first, size, filling });
+        let pageable = arena.is_pageable();
+        self.pageable += if pageable { size } else { 0 };
+        entry.insert(Seat { arena: Arc::clone(arena), first, size, filling, pageable });
         key
     }
 
@@ -211,6 +238,17 @@ impl Ledger {
     pub(super) fn unused(&self) -> u64 {
         let whole = self.seats.iter().filter(|(_, seat)| seat.is_unused(&self.space));
         whole.map(|(_, seat)| seat.size).sum()
+    }
+
+    /// Is somebody pinning, or about to, or giving memory back? What comes of that may be all that
+    /// is missing.
+    pub(super) fn is_changing(&self) -> bool {
+        self.pinning || self.job.is_some() || self.leaving > 0
+    }
+
+    /// Bytes in the books that are page-locked.
+    pub(super) fn pinned(&self) -> u64 {
+        self.space.total() - self.pageable
     }
 
     /// Lends a block without asking anybody: idle of that size, own busy of that size, or split.
@@ -245,15 +283,21 @@ impl Ledger {
     }
 
     /// A lent block comes back: idle, or busy until `event` is done.
-    pub(super) fn give_back(&mut self, id: u32, event: Option<EventId>) {
-        let requested = self.tags[id as usize].requested;
-        self.requested -= requested;
+    pub(super) fn give_back(
+        &mut self,
+        id: u32,
+        event: Option<EventId>,
+        arena: Option<Arc<Arena>>,
+    ) -> Option<Doubt> {
+        let tag = &mut self.tags[id as usize];
+        tag.arena = arena;
+        self.requested -= tag.requested;
         match event {
             None => {
-                self.release(id);
-                self.put_idle(id);
+                self.shelve(id);
+                None
             }
-            Some(event) => self.put_busy(id, event),
+            Some(event) => Some(self.put_busy(id, event)),
         }
     }
 
@@ -301,6 +345,7 @@ impl Ledger {
             let mut id = std::mem::replace(&mut self.idle[on], List::EMPTY).head;
             while id != NONE {
                 let next = self.space.next(id, Thread::Size);
+                self.tags[id as usize].arena = None;
                 self.space.free(id);
                 id = next;
             }
@@ -319,14 +364,16 @@ impl Ledger {
     }
 
     /// Writes a lent block into the books.
-    fn enter(&mut self, id: u32, slot: u32, len: u64, name: Name) -> Loan {
-        let tag = Tag { requested: len, name, owner: slot, event: None, ticket: 0 };
+    pub(super) fn enter(&mut self, id: u32, slot: u32, len: u64, name: Name) -> Loan {
         if id as usize >= self.tags.len() {
-            let vacant = Tag { owner: NOBODY, ..tag.clone() };
-            self.tags.resize(self.space.numbers() as usize, vacant);
+            self.tags.resize_with(self.space.numbers() as usize, || Tag::vacant(name));
         }
-        self.tags[id as usize] = tag;
-        let (arena, offset, room) = self.place(id);
+        let tag = &mut self.tags[id as usize];
+        (tag.requested, tag.name, tag.owner, tag.event, tag.ticket) = (len, name, slot, None, 0);
+        let kept = tag.arena.take();
+        let seat = || Arc::clone(&self.seats[self.space.extent(id) as usize].arena);
+        let arena = kept.unwrap_or_else(seat);
+        let (offset, room) = (self.space.offset(id), self.space.size(id));
         let account = &mut self.accounts[slot as usize];
         account.held += room;
         let returned = account.returned.len();
@@ -345,7 +392,21 @@ impl Ledger {
         self.blocks -= 1;
     }
 
+    /// Takes a pageable block out of the books, with its extent; its memory is spare.
+    fn retire(&mut self, id: u32) {
+        let key = self.space.extent(id) as usize;
+        self.tags[id as usize].arena = None;
+        self.space.free(id);
+        self.space.remove(id);
+        let Seat { arena, size, .. } = self.seats.remove(key);
+        self.pageable -= size;
+        self.spare.push(arena);
+    }
+
     fn put_idle(&mut self, id: u32) {
+        if self.seats[self.space.extent(id) as usize].pageable {
+            return self.retire(id);
+        }
         let on = shelf(self.space.size(id));
         self.space.reuse(id, Use::Idle);
         let mut list = self.idle[on];

@@ -28,7 +28,7 @@ use super::busy::Doubt;
 use super::class;
 use super::ledger::{Ledger, Loan};
 use super::space::Use;
-use super::{Growth, Inner, grow};
+use super::{Growth, Inner, grow, pageable};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{Bytes, EventId, Name};
 use std::fmt;
@@ -56,7 +56,12 @@ pub struct Client {
     tag: u32,
     /// Events taken out of the pool and not handed on yet.
     home: Vec<EventId>,
+    /// Busy blocks to ask about next; what the books say of each counts when it is told them.
     doubts: Vec<Doubt>,
+    /// The answers to the first of them.
+    answers: Vec<bool>,
+    /// Empty, and kept for its room.
+    spare: Vec<Doubt>,
     growth: Growth,
 }
 
@@ -86,12 +91,22 @@ pub struct Refused {
 
 impl Client {
     pub(super) fn new(inner: Arc<Inner>, slot: u32, tag: u32) -> Client {
-        Client { inner, slot, tag, home: Vec::new(), doubts: Vec::new(), growth: Growth::Allowed }
+        Client {
+            inner,
+            slot,
+            tag,
+            home: Vec::new(),
+            doubts: Vec::new(),
+            answers: Vec::new(),
+            spare: Vec::new(),
+            growth: Growth::Allowed,
+        }
     }
 
     /// Lends a block of at least `len` bytes: an idle one of that size; one of this client's own
     /// whose last copy may still run (then with `after`); a part of a free range; one that another
-    /// client gave back and whose event its fence calls done; a part of a new arena.
+    /// client gave back and whose event its fence calls done; a part of a new arena; where the
+    /// options allow it, memory that is not page-locked.
     ///
     /// # Errors
     /// `OverBudget` over the pool's budget, the client's quota or the most blocks, and where growth
@@ -108,7 +123,11 @@ impl Client {
             None => self.lend_slowly(room, len, name)?,
         };
         let (after, returned) = (loan.after, loan.returned);
-        Ok(Lent { block: Block::new(&self.inner, self.tag, len.get(), loan), after, returned })
+        if after.is_some() {
+            // The event is the borrower's again, so nobody asks about that giving-back any more.
+            self.doubts.clear();
+        }
+        Ok(Lent { block: Block::new(self.tag, len.get(), loan), after, returned })
     }
 
     /// Takes a block back. `busy` is the event of the last copy on it, recorded already, and of no
@@ -129,7 +148,12 @@ impl Client {
         if scrub && let Err(error) = self.inner.scrub(block.id) {
             return Err(Refused { block, busy, error });
         }
-        self.inner.lock().give_back(block.id, busy);
+        let doubt = self.inner.lock().give_back(block.id, busy, block.arena.take());
+        if let Some(doubt) = doubt
+            && self.doubts.len() < self.inner.options.settle_calls_max
+        {
+            self.doubts.push(doubt);
+        }
         block.returned = true;
         Ok(())
     }
@@ -147,14 +171,20 @@ impl Client {
         on_done: &mut impl FnMut(EventId),
     ) -> Result<usize> {
         let max = self.inner.options.settle_calls_max;
-        self.doubts.clear();
-        let mut ledger = self.inner.lock();
-        self.home.append(&mut ledger.accounts[self.slot as usize].returned);
-        let asked = self.home.len().min(max);
-        ledger.oldest(self.slot, max - asked, &mut self.doubts);
-        drop(ledger);
+        if self.doubts.is_empty() {
+            let mut ledger = self.inner.lock();
+            ledger.doubtful(self.slot, max, &mut self.home, &mut self.doubts);
+        }
+        let asked = self.doubts.len().min(max - self.home.len().min(max));
         let mut settled = 0;
-        for _ in 0..asked {
+        if asked > 0 {
+            let error = self.ask(asked, poll).err();
+            settled = self.fetch(on_done);
+            if let Some(error) = error {
+                return Err(error);
+            }
+        }
+        for _ in 0..self.home.len().min(max - asked) {
             let at = self.home.len() - 1;
             if poll(self.home[at])? {
                 on_done(self.home.swap_remove(at));
@@ -164,18 +194,51 @@ impl Client {
                 self.home.rotate_right(1);
             }
         }
-        for at in 0..self.doubts.len() {
+        Ok(settled)
+    }
+
+    /// Learns, without the lock, which of the first doubts are done.
+    fn ask(&mut self, max: usize, poll: &mut impl FnMut(EventId) -> Result<bool>) -> Result<()> {
+        self.answers.clear();
+        for doubt in &self.doubts[..max] {
+            self.answers.push(poll(doubt.event)?);
+        }
+        Ok(())
+    }
+
+    /// Tells the books what was learned, in one go; the events that are done go to `on_done`.
+    fn fetch(&mut self, on_done: &mut impl FnMut(EventId)) -> usize {
+        let scrub = self.inner.options.scrub;
+        let mut ledger = self.inner.lock();
+        let mut done = 0;
+        for at in 0..self.answers.len() {
             let doubt = self.doubts[at];
-            if !poll(doubt.event)? {
-                self.inner.lock().postpone(&doubt);
+            if !self.answers[at] {
+                ledger.postpone(&doubt);
                 continue;
             }
-            if let Some(event) = self.claim(&doubt)? {
-                on_done(event);
-                settled += 1;
+            // Unless another client has it by now; then the event is on its way home.
+            if ledger.claim(doubt.id, doubt.ticket).is_some() {
+                if !scrub {
+                    ledger.shelve(doubt.id);
+                }
+                self.doubts[done] = doubt;
+                done += 1;
             }
         }
-        Ok(settled)
+        let claimed = std::mem::take(&mut self.doubts);
+        self.doubts = std::mem::take(&mut self.spare);
+        let max = self.inner.options.settle_calls_max;
+        ledger.doubtful(self.slot, max, &mut self.home, &mut self.doubts);
+        drop(ledger);
+        for doubt in &claimed[..done] {
+            if scrub {
+                self.inner.scrub_claimed(doubt.id);
+            }
+            on_done(doubt.event);
+        }
+        self.spare = claimed;
+        done
     }
 
     /// The owner has seen to it that no copy on any of its dropped blocks is in flight (it synced
@@ -212,24 +275,6 @@ impl Client {
         account.busy_blocks + account.returned.len() + self.home.len()
     }
 
-    /// Makes the block idle and returns its event, unless another client has it by now; then the
-    /// event is on its way home.
-    fn claim(&self, doubt: &Doubt) -> Result<Option<EventId>> {
-        let claimed = {
-            let mut ledger = self.inner.lock();
-            let claimed = ledger.claim(doubt.id, doubt.ticket);
-            if claimed.is_some() && !self.inner.options.scrub {
-                ledger.shelve(doubt.id);
-            }
-            claimed
-        };
-        let Some((_, event)) = claimed else { return Ok(None) };
-        if self.inner.options.scrub {
-            self.inner.scrub_claimed(doubt.id);
-        }
-        Ok(Some(event))
-    }
-
     #[cold]
     fn lend_slowly(&self, room: u64, len: Bytes, name: Name) -> Result<Loan> {
         let lend = |ledger: &mut Ledger| ledger.lend(self.slot, room, len.get(), name);
@@ -263,7 +308,13 @@ impl Client {
                 return Ok(loan);
             }
         }
-        let grown = grow::lend(&self.inner, room, self.growth, lend);
+        let grown = match grow::lend(&self.inner, room, self.growth, lend) {
+            Err(error) if matches!(error.kind(), Kind::OverBudget | Kind::OutOfMemory) => {
+                let enter = |ledger: &mut Ledger, id| ledger.enter(id, self.slot, len.get(), name);
+                pageable::lend(&self.inner, room, enter).and_then(|loan| loan.ok_or(error))
+            }
+            other => other,
+        };
         if grown.is_err() {
             self.inner.lock().counts.lends_refused += 1;
         }

@@ -5,7 +5,7 @@
 //!
 //! Invariant: no byte is with two borrowers; no byte is lent to another client while a copy may be
 //! touching it; what is page-locked never exceeds the budget; every byte is lent, free, busy or
-//! quarantined.
+//! quarantined. What is not page-locked is so by choice, bounded and counted.
 //!
 //! ```text
 //!   engine A            engine B                      one pool per process
@@ -35,10 +35,12 @@ mod ledger;
 mod lend;
 mod numa;
 mod options;
+mod pageable;
 mod reservation;
 mod reserve;
 mod space;
 mod stats;
+mod sync;
 
 pub use block::Block;
 pub use budget::Budget;
@@ -60,7 +62,8 @@ use rustix::process::{Pid, getpid};
 use space::Use;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
+use sync::{Condvar, Mutex, MutexGuard};
 
 /// Bytes of all pools of this process that stay page-locked for good: nobody could say that no copy
 /// uses them, or the driver refused to let them go.
@@ -69,7 +72,8 @@ pub fn leaked_on_purpose() -> Bytes {
 }
 
 /// Page-locked host memory, shared by the engines of a process. A clone is the same pool; the
-/// memory stays until the last clone, client and block is gone.
+/// memory stays until the last clone and client is gone; what is lent then stays page-locked for
+/// good, since nobody can say when it is idle.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
     inner: Arc<Inner>,
@@ -77,6 +81,8 @@ pub struct PinnedPool {
 
 /// What clones, clients and blocks share.
 pub(in crate::pinned) struct Inner {
+    /// For arenas, which outlive the pool where a block of theirs is still lent.
+    me: Weak<Inner>,
     ledger: Mutex<Ledger>,
     /// Somebody who pins has got further, or is done.
     turned: Condvar,
@@ -108,7 +114,8 @@ impl PinnedPool {
         let budget = machine.budget(options.budget, options.margin_bytes, options.ranks()?)?;
         let closed = options.growth == Growth::Closed;
         let ledger = Ledger::new(options.block_max, options.arena_bytes.get(), closed);
-        let inner = Inner {
+        let inner = |me: &Weak<Inner>| Inner {
+            me: me.clone(),
             ledger: Mutex::new(ledger),
             turned: Condvar::new(),
             node: Node::find(options.numa, &options.machine_root, pinner.pci_address().as_deref()),
@@ -120,7 +127,7 @@ impl PinnedPool {
             budget,
             options,
         };
-        Ok(PinnedPool { inner: Arc::new(inner) })
+        Ok(PinnedPool { inner: Arc::new_cyclic(inner) })
     }
 
     /// Opens a door for one engine, whose events `fence` answers for. The client never holds more
@@ -215,7 +222,8 @@ impl Inner {
         let bytes = |used| Bytes(ledger.space.bytes(used));
         Stats {
             budget: self.budget,
-            pinned: Bytes(ledger.space.total()),
+            pinned: Bytes(ledger.pinned()),
+            pageable: Bytes(ledger.pageable),
             reserving: ledger.job.as_ref().map_or(Bytes::ZERO, |job| job.missing()),
             node: self.node.as_ref().map(|node| node.number),
             lent: bytes(Use::Lent),

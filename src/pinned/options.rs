@@ -39,6 +39,9 @@ pub struct PoolOptions {
     /// How many processes share the machine under [`Budget::Auto`]; `None` reads
     /// `LOCAL_WORLD_SIZE`, and means 1 where it is not set.
     pub local_world_size: Option<u32>,
+    /// Bytes of memory that is not page-locked, for what the budget has no room for. The host waits
+    /// in copies of it until they are done: device memory for speed. 0 unless set.
+    pub pageable_bytes_max: Bytes,
     /// Size of the first arena; each further one is twice as large.
     pub arena_bytes: Bytes,
     /// Where the doubling ends. Larger blocks and reserves still get an arena of their size.
@@ -81,6 +84,7 @@ impl Default for PoolOptions {
             budget: Budget::Auto,
             margin_bytes: Bytes::gib(1),
             local_world_size: None,
+            pageable_bytes_max: Bytes::ZERO,
             arena_bytes: Bytes::mib(64),
             arena_bytes_max: Bytes::gib(1),
             arena_max: 4096,

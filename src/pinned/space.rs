@@ -217,6 +217,13 @@ impl Space {
         Some(id)
     }
 
+    /// Lends an extent that is one free chunk, all of it.
+    pub(super) fn take_whole(&mut self, first: u32) {
+        assert!(self.is_whole(first), "an extent is lent whole when all of it is free");
+        self.unshelve(first);
+        self.reuse(first, Use::Lent);
+    }
+
     /// Makes a chunk free and merges it with its free neighbours.
     pub(super) fn free(&mut self, id: u32) {
         self.reuse(id, Use::Free);

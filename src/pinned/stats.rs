@@ -2,7 +2,7 @@
 //!
 //! What it is not: a profiler. No clock is read on the way of a block out or in.
 //!
-//! Invariant: `lent + free + busy + quarantined == pinned`, at every moment.
+//! Invariant: `lent + free + busy + quarantined == pinned + pageable`, at every moment.
 //!
 //! ```text
 //!   pinned |==== lent ====|=== free ===|= busy =|= quarantined =|         budget
@@ -24,6 +24,8 @@ pub struct Counts {
     pub lends_behind: u64,
     /// Blocks lent by splitting a free range.
     pub lends_split: u64,
+    /// Blocks lent that are not page-locked.
+    pub lends_pageable: u64,
     /// Requests refused for want of room, quota or numbers.
     pub lends_refused: u64,
     /// Questions put to fences in `lend`.
@@ -61,6 +63,8 @@ pub struct Stats {
     pub reserving: Bytes,
     /// The node whose memory is taken; `None` where all memory is as near, or nobody can say.
     pub node: Option<u32>,
+    /// Lent, busy or quarantined, and not page-locked: copies of it make the host wait.
+    pub pageable: Bytes,
     /// With borrowers, in rounded sizes.
     pub lent: Bytes,
     /// Neither lent nor busy nor quarantined.
@@ -103,6 +107,24 @@ pub struct Report {
     pub rows: Vec<LentRow>,
 }
 
+impl Stats {
+    /// Bytes lent beyond what was asked for.
+    pub fn waste(&self) -> Bytes {
+        self.lent.saturating_sub(self.requested)
+    }
+
+    /// What slows the job down, in a sentence, if anything does.
+    pub fn warning(&self) -> Option<String> {
+        (!self.pageable.is_zero()).then(|| {
+            format!(
+                "{} of host memory are not page-locked, and the host waits in every copy of them: \
+                 raise the pinned budget of {}",
+                self.pageable, self.budget
+            )
+        })
+    }
+}
+
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -118,7 +140,11 @@ impl fmt::Display for Stats {
             self.free,
             self.busy,
             self.quarantined
-        )
+        )?;
+        match self.warning() {
+            Some(warning) => write!(f, "; {warning}"),
+            None => Ok(()),
+        }
     }
 }
 

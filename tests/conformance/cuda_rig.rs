@@ -24,28 +24,8 @@ impl Rig for Device {
     }
 
     fn set_capturing(&self, raw: usize, capturing: bool) {
-        in_context(|| if capturing { begin_capture(raw) } else { end_capture(raw) });
+        device::in_context(|| if capturing { begin_capture(raw) } else { end_capture(raw) });
     }
-}
-
-/// Runs the calls of an application, which has the device's context current on its thread.
-fn in_context(calls: impl FnOnce()) {
-    let retain: unsafe extern "C" fn(*mut usize, c_int) -> c_int =
-        device::driver("cuDevicePrimaryCtxRetain");
-    let release: unsafe extern "C" fn(c_int) -> c_int =
-        device::driver("cuDevicePrimaryCtxRelease_v2");
-    let set: unsafe extern "C" fn(usize) -> c_int = device::driver("cuCtxSetCurrent");
-    let before = device::current();
-    let mut context = 0;
-    // SAFETY: device 0 is there; valid pointer.
-    assert_eq!(unsafe { retain(&mut context, 0) }, 0);
-    // SAFETY: held until it is released below.
-    assert_eq!(unsafe { set(context) }, 0);
-    calls();
-    // SAFETY: it was current before.
-    assert_eq!(unsafe { set(before) }, 0);
-    // SAFETY: gives back the hold taken above; the users have holds of their own.
-    assert_eq!(unsafe { release(0) }, 0);
 }
 
 fn begin_capture(raw: usize) {

@@ -114,3 +114,22 @@ pub(crate) fn current() -> usize {
     assert_eq!(unsafe { get(&mut context) }, 0);
     context
 }
+
+/// Runs the calls of an application, which has the device's context current on its thread.
+pub(crate) fn in_context(calls: impl FnOnce()) {
+    let retain: unsafe extern "C" fn(*mut usize, c_int) -> c_int =
+        driver("cuDevicePrimaryCtxRetain");
+    let release: unsafe extern "C" fn(c_int) -> c_int = driver("cuDevicePrimaryCtxRelease_v2");
+    let set: unsafe extern "C" fn(usize) -> c_int = driver("cuCtxSetCurrent");
+    let before = current();
+    let mut context = 0;
+    // SAFETY: device 0 is there; valid pointer.
+    assert_eq!(unsafe { retain(&mut context, 0) }, 0);
+    // SAFETY: held until it is released below.
+    assert_eq!(unsafe { set(context) }, 0);
+    calls();
+    // SAFETY: it was current before.
+    assert_eq!(unsafe { set(before) }, 0);
+    // SAFETY: gives back the hold taken above; the users have holds of their own.
+    assert_eq!(unsafe { release(0) }, 0);
+}

@@ -132,11 +132,12 @@ pub fn parameters(kernel: &Kernel) -> Option<String> {
 /// The same letters for the arguments of a launch.
 pub fn letters(args: &[Arg]) -> String {
     let letter = |arg: &Arg| match arg {
-        Arg::Read(_) | Arg::Write(_) | Arg::Update(_) | Arg::U64(_) => 'l',
-        Arg::U32(_) => 'i',
-        Arg::F32(_) => 'f',
+        Arg::Read(_) | Arg::Write(_) | Arg::Update(_) | Arg::U64(_) | Arg::Pinned(..) => Some('l'),
+        Arg::U32(_) => Some('i'),
+        Arg::F32(_) => Some('f'),
+        Arg::Reached(..) => None,
     };
-    args.iter().map(letter).collect()
+    args.iter().filter_map(letter).collect()
 }
 
 fn library() -> Option<&'static Library> {

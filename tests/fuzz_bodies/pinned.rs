@@ -1,4 +1,5 @@
-//! The pool under two clients that lend, return, drop and grow in any order.
+//! The pool under two clients that lend, return, drop, grow and reserve in any order, with and
+//! without memory that is not page-locked.
 //!
 //! What it is not: a device. Memory is page-locked on paper, events are done by hand.
 //!
@@ -20,7 +21,7 @@ const LENS: [u64; 6] = [1, 4096, 5000, 16 << 10, 33 << 10, 64 << 10];
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input(data);
-    let mut world = World::new();
+    let mut world = World::new(data.len() % 2 == 1);
     for _ in 0..STEPS_MAX {
         if input.is_empty() {
             break;
@@ -45,13 +46,14 @@ fn step(input: &mut Input<'_>) -> Step {
         11 => Step::Settle { who },
         12 => Step::Reclaim { who },
         13 => Step::Reserve { len: 1 + input.number() % (2 * BUDGET) },
-        14 => {
-            if nth % 2 == 0 {
-                Step::Trim
-            } else {
-                Step::Growth { allowed: nth % 4 == 1 }
+        14 => match nth {
+            0 | 2 => Step::Trim,
+            4 | 6 => {
+                let len = 1 + input.number() % (2 * BUDGET);
+                Step::ReserveBehind { len, cancelled: nth == 6 }
             }
-        }
+            odd => Step::Growth { allowed: odd % 4 == 1 },
+        },
         _ => Step::Refuse { next: nth % 4 },
     }
 }

@@ -153,7 +153,7 @@ fn registered(config: Config, budget: Bytes, block: Bytes) -> Vec<Bytes> {
     let mut client = pool.client(fence, Bytes::MAX).unwrap();
     let lent = client.lend(block, Name::new("all")).unwrap();
     client.give_back(lent.block, None).unwrap();
-    pinner.lens.lock().unwrap().clone()
+    std::mem::take(&mut *pinner.lens.lock().unwrap())
 }
 
 /// LMCache 2952, vllm 51081: one registration of 512 GiB fails; QMCPACK 5557: so does the
@@ -165,11 +165,9 @@ fn m34_large_memory_is_registered_in_pieces_few_and_not_too_large() {
     let lens = registered(Config::times_only(Model::default()), budget, block);
     println!("600 GiB are {} registrations, the largest of {}", lens.len(), lens[0]);
     assert!(lens.iter().all(|len| *len <= Bytes::gib(64)), "{lens:?}");
-    assert!(
-        lens.iter().map(|len| len.0).sum::<u64>() >= block.0 && lens.len() < 600,
-        "{}",
-        lens.len()
-    );
+    assert!(lens.iter().map(|len| len.0).sum::<u64>() >= block.0);
+    // Room for twenty times as much before a driver refuses one more.
+    assert!(lens.len() < 65_536 / 20, "{}", lens.len());
     // On a device with small pieces, too.
     let config =
         Config { registration_bytes_max: Bytes::kib(64), ..Config::scheduled(Box::new(Eager)) };

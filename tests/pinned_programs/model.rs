@@ -11,13 +11,14 @@
 //! `tests/pinned_programs.rs` and the fuzz target `pinned` use it.
 
 use crate::pinned_support::{Hand, Paper, small, trunks};
-use lightering::pinned::{Block, Budget, Client, Growth, PinnedPool, PoolOptions};
+use lightering::pinned::{Block, Budget, Client, Growth, PinnedPool, PoolOptions, State};
 use lightering::{Bytes, EventId, Kind, Misuse, Name, PinnedRange};
 use std::collections::HashSet;
 use std::sync::Arc;
 
 pub(crate) const BUDGET: u64 = 256 << 10;
 const QUOTA: u64 = 160 << 10;
+const PAGEABLE: u64 = 64 << 10;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -29,6 +30,7 @@ pub(crate) enum Step {
     Settle { who: usize },
     Reclaim { who: usize },
     Reserve { len: u64 },
+    ReserveBehind { len: u64, cancelled: bool },
     Trim,
     Growth { allowed: bool },
     Refuse { next: usize },
@@ -108,13 +110,17 @@ impl Side {
 }
 
 impl World {
-    pub(crate) fn new() -> World {
+    /// With or without memory that is not page-locked.
+    pub(crate) fn new(pageable: bool) -> World {
         let paper = Paper::new(Bytes::kib(24));
+        paper.script.lock().unwrap().budget = Some(BUDGET);
         let options = PoolOptions {
             arena_bytes: Bytes::kib(32),
             arena_bytes_max: Bytes::kib(128),
             fence_calls_max: 3,
             settle_calls_max: 4,
+            piece_bytes: Bytes::kib(8),
+            pageable_bytes_max: if pageable { Bytes(PAGEABLE) } else { Bytes::ZERO },
             ..small(Bytes(BUDGET))
         };
         assert_eq!(options.budget, Budget::Bytes(Bytes(BUDGET)));
@@ -198,6 +204,7 @@ impl World {
                     Err(_) => assert_eq!(self.paper.pinned(), pinned, "half a reserve is left"),
                 }
             }
+            Step::ReserveBehind { len, cancelled } => self.reserve_behind(len, cancelled),
             Step::Trim => drop(self.pool.trim()),
             Step::Growth { allowed } => {
                 self.pool.set_growth(if allowed { Growth::Allowed } else { Growth::Closed });
@@ -211,13 +218,37 @@ impl World {
         }
     }
 
+    /// In the background, and over before anybody else does anything.
+    fn reserve_behind(&mut self, len: u64, cancelled: bool) {
+        let pinned = self.paper.pinned();
+        let Ok(reservation) = self.pool.reserve_in_background(Bytes(len)) else {
+            assert_eq!(self.paper.pinned(), pinned, "a refusal pins nothing");
+            return;
+        };
+        if cancelled {
+            reservation.cancel();
+        }
+        let ended = reservation.wait();
+        let progress = reservation.progress();
+        assert_eq!(self.paper.pinned(), pinned + progress.ready.0);
+        match ended {
+            Ok(ready) => assert_eq!(ready, progress.ready),
+            Err(error) => assert_eq!(error.kind(), Kind::OutOfMemory, "{error}"),
+        }
+        assert!(cancelled || progress.state != State::Cancelled);
+        assert_eq!(progress.ready == progress.asked, progress.state == State::Done);
+    }
+
     pub(crate) fn check(&self) {
         self.pool.audit();
         let stats = self.pool.stats();
         assert_eq!(stats.pinned.0, self.paper.pinned(), "the driver and the pool count alike");
         assert!(stats.pinned.0 <= BUDGET, "the budget is exceeded");
         let sum = stats.lent + stats.free + stats.busy + stats.quarantined;
-        assert_eq!(sum, stats.pinned, "bytes are lost");
+        assert_eq!(sum, stats.pinned + stats.pageable, "bytes are lost");
+        assert!(stats.pageable.0 <= self.paper.pageable());
+        assert!(self.paper.pageable() <= PAGEABLE, "too much is not page-locked");
+        assert_eq!(stats.reserving, Bytes::ZERO);
         assert_eq!(stats.counts.grown_after_close, 0);
         for side in &self.sides {
             assert_eq!(side.client.events(), side.in_pool.len(), "events are lost");
@@ -242,9 +273,10 @@ impl World {
             assert!(side.in_pool.is_empty() && side.client.events() == 0, "events are lost");
             assert_eq!(side.client.held(), Bytes::ZERO);
         }
-        let pinned = self.pool.stats().pinned;
+        let known = self.paper.pinned() + self.paper.pageable();
+        assert_eq!(self.pool.stats().pageable, Bytes::ZERO);
         assert_eq!(self.pool.report(9).rows, []);
-        assert_eq!(self.pool.trim(), pinned, "idle arenas are not given back");
+        assert_eq!(self.pool.trim(), Bytes(known), "idle arenas are not given back");
         assert_eq!(self.paper.registrations(), 0, "something stays page-locked");
         self.pool.audit();
     }

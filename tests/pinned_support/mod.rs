@@ -4,7 +4,7 @@
 //! that whoever takes a host address for a device address, or steps over a piece's end, is caught.
 #![allow(dead_code, clippy::unwrap_used)]
 
-use lightering::backend::{Fence, Pinner};
+use lightering::backend::{Fence, Pageable, Pinner};
 use lightering::pinned::{Budget, PinnedPool, PoolOptions};
 use lightering::{Bytes, Error, EventId, Key, Kind, Misuse, PinnedPtr, PinnedRange, Result};
 use std::collections::{BTreeMap, HashSet};
@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Script {
     /// Device address to host address and length, of what is registered.
     pub(crate) live: BTreeMap<u64, (usize, u64)>,
+    /// Of these, what is not page-locked.
+    pub(crate) pageable: HashSet<u64>,
     /// Every host address and length ever registered.
     pub(crate) ever: Vec<(usize, u64)>,
     pub(crate) registers: usize,
@@ -24,7 +26,16 @@ pub(crate) struct Script {
     pub(crate) refuse: HashSet<usize>,
     /// Refuse registrations that would exceed this in sum.
     pub(crate) wall: Option<u64>,
+    /// More than this is page-locked at no moment.
+    pub(crate) budget: Option<u64>,
     pub(crate) refuse_unregister: bool,
+}
+
+impl Script {
+    fn pinned(&self) -> u64 {
+        let pinned = self.live.iter().filter(|(at, _)| !self.pageable.contains(at));
+        pinned.map(|(_, (_, len))| len).sum()
+    }
 }
 
 /// Page-locks nothing, and keeps the books as a driver would.
@@ -40,7 +51,13 @@ impl Paper {
     }
 
     pub(crate) fn pinned(&self) -> u64 {
-        self.script.lock().unwrap().live.values().map(|(_, len)| len).sum()
+        self.script.lock().unwrap().pinned()
+    }
+
+    /// Bytes known and not page-locked.
+    pub(crate) fn pageable(&self) -> u64 {
+        let script = self.script.lock().unwrap();
+        script.pageable.iter().map(|at| script.live[at].1).sum()
     }
 
     pub(crate) fn registrations(&self) -> usize {
@@ -70,10 +87,15 @@ impl Pinner for Paper {
         if script.refuse.contains(&nth) || script.wall.is_some_and(|wall| sum + len.0 > wall) {
             return Err(Error::new(Kind::OutOfMemory, "register").bytes(len).code(2, "REFUSED"));
         }
+        assert!(script.budget.is_none_or(|max| script.pinned() + len.0 <= max), "over the budget");
         let device = (1 << 50) - ((nth as u64 + 1) << 36);
         script.live.insert(device, (host, len.0));
         script.ever.push((host, len.0));
         Ok(PinnedPtr(device))
+    }
+
+    fn pageable(&self) -> Option<&dyn Pageable> {
+        Some(self)
     }
 
     fn unregister(&self, at: PinnedPtr) -> Result<()> {
@@ -82,11 +104,25 @@ impl Pinner for Paper {
             return Err(Error::new(Kind::Lost, "unregister"));
         }
         assert!(script.live.remove(&at.0).is_some(), "unregistered twice, or never registered");
+        script.pageable.remove(&at.0);
         Ok(())
     }
 
     fn registration_max(&self) -> Bytes {
         self.piece_max
+    }
+}
+
+impl Pageable for Paper {
+    unsafe fn register_pageable(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr> {
+        // What is not page-locked is in no budget.
+        let budget = self.script.lock().unwrap().budget.take();
+        // SAFETY: the caller's promise is passed on.
+        let address = unsafe { self.register(at, len) };
+        let mut script = self.script.lock().unwrap();
+        script.budget = budget;
+        script.pageable.extend(address.as_ref().ok().map(|at| at.0));
+        address
     }
 }
 

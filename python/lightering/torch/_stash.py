@@ -33,14 +33,23 @@ from ._report import Counts
 
 _process = os.getpid()
 
+# So many storages whose readers all came are not looked at: their graph drops them in a moment.
+_RESTING_MIN = 2
+
 
 def _forked() -> None:
     global _process
     _process = -1
 
 
-# A child has the parent's objects but not its device: it drops them and tells nobody.
+# A child has the parent's objects but not its device: it drops them and tells nobody. It takes no
+# lock of theirs either: a thread that is not there may hold it.
 os.register_at_fork(after_in_child=_forked)
+
+
+def is_child() -> bool:
+    """Whether this process was forked off one that imported this module."""
+    return _process < 0
 
 
 class Stash:
@@ -140,9 +149,11 @@ class Desk:
         self._by_storage: dict[Any, weakref.ref[Stash]] = {}
         self._others: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._finished: deque[weakref.ref[Stash]] = deque()
+        self.streams: set[int] = set()
+        """Raw handles of the streams that were current in a call so far."""
         self._lingering: list[torch.UntypedStorage] = []
         self._retired: set[int] = set()
-        self._several = False
+        self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
 
     @staticmethod
@@ -161,7 +172,9 @@ class Desk:
         """The raw handle of the stream that is current now, in this thread."""
         if self.is_simulated:
             return _native.HOST_STREAM
-        return torch._C._cuda_getCurrentRawStream(self.index)
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        self.streams.add(stream)
+        return stream
 
     @property
     def live_count(self) -> int:
@@ -240,9 +253,16 @@ class Desk:
         return bool(self._others) and tensor.untyped_storage() in self._others
 
     def fetch(self, stash: Stash) -> torch.UntypedStorage:
-        """The storage's bytes on the device, for a reader that is enqueued next."""
+        """The storage's bytes on the device, for a reader that is enqueued next.
+
+        Raises:
+            lightering.Usage: this is a child of the process that has them.
+        """
+        if is_child():
+            raise _native.Usage("unpack: the process was forked after the tensor left its device")
         with self.lock:
-            self._rest()
+            if self._finished:
+                self._rest(self._window)
             stream = self.stream()
             is_ready, gone = stash.saved.unpack(stash.lease, stream)
             self._drop(gone)
@@ -303,26 +323,58 @@ class Desk:
             self._held[number] = storage
             stash.was_fetched = True
 
-    def _rest(self) -> None:
-        """Storages whose readers all came, and whose graph is kept all the same, leave again."""
-        for _ in range(len(self._finished)):
-            known = self._finished.popleft()
-            stash = known()
-            if stash is not None and stash.waiting == 0 and stash.lease is not None:
-                stash.saved.rest(stash.lease, self.stream())
+    def _rest(self, window: int) -> None:
+        """Storages whose readers all came, and whose graph is kept all the same, leave again.
+
+        A graph that is not kept drops them before they are more than the window.
+        """
+        finished = self._finished
+        while finished and finished[0]() is None:
+            finished.popleft()
+        if window and len(finished) <= _RESTING_MIN:
+            return
+        alive = [stash for known in finished if (stash := known()) is not None]
+        alive = [stash for stash in alive if stash.waiting == 0 and stash.lease is not None]
+        total = sum(stash.nbytes for stash in alive)
+        count = 0
+        while total > window:
+            stash = alive[count]
+            stash.saved.rest(stash.lease, self.stream())
+            total -= stash.nbytes
+            count += 1
+        self._finished = deque(weakref.ref(stash) for stash in alive[count:])
+
+    def set_windows(self, unreleased: int, prefetch: int) -> None:
+        """Sets both of the engine's windows, in bytes."""
+        self.native.set_windows(unreleased, prefetch)
+        self._window = prefetch
+
+    def _is_capturing(self) -> bool:
+        # Whoever asks about an event then ends the capture.
+        return not self.is_simulated and torch.cuda.is_current_stream_capturing()
+
+    def begin(self) -> None:
+        """A step begins; where nothing is saved any more, the one before it is over."""
+        with self.lock:
+            if not self._by_number and not self._is_capturing():
+                self.native.mark_step()
 
     def sweep(self) -> None:
         """Drops what may be dropped."""
         with self.lock:
-            self._drop(self.native.sweep())
+            if not self._is_capturing():
+                self._drop(self.native.sweep())
 
     def flush(self) -> None:
         """Drops all that left: the stream that is current waits for the copies, on the device."""
         with self.lock:
-            self._rest()
-            self._drop(self.native.flush())
+            if not self._is_capturing():
+                self._rest(0)
+                self._drop(self.native.flush())
 
     def _drop(self, gone: list[int]) -> None:
+        if not gone and not self._lingering:
+            return
         for number in gone:
             known = self._by_number.get(number)
             stash = known() if known is not None else None
@@ -331,16 +383,12 @@ class Desk:
             storage = self._held.pop(number, None)
             if number in self._retired:
                 self._retired.discard(number)
-            elif storage is not None and self._has_several_streams():
+            elif storage is not None and len(self.streams) > 1:
                 self._lingering.append(storage)
             # Not in the next turn of the loop: it may be the last reference.
             del storage
         if self._lingering:
             self._retire()
-
-    def _has_several_streams(self) -> bool:
-        self._several = self._several or self.native.stream_count > 1
-        return self._several
 
     def _retire(self) -> None:
         """Of several streams one may still use what others hold a reference to; theirs goes at any

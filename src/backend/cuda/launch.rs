@@ -118,6 +118,8 @@ fn load(kernel: &Kernel, ptx: &'static str, entered: &Entered<'_>) -> Result<CUm
 fn cell(arg: &Arg) -> u64 {
     match *arg {
         Arg::Read(range) | Arg::Write(range) | Arg::Update(range) => range.at().0,
+        Arg::Reached(_, range) => range.at().0,
+        Arg::Pinned(_, range) => range.at().0,
         Arg::U32(number) => u64::from(number),
         Arg::U64(number) => number,
         Arg::F32(number) => u64::from(number.to_bits()),
@@ -135,13 +137,15 @@ impl Cuda {
         // Relaxed, for the first launch of a kernel loads it.
         let entered = self.context.enter_relaxed(OP)?;
         let stream = self.streams.ready(on, &entered, OP)?;
-        if args.len() > ARGS_MAX {
-            return Err(refusal(kernel, format!("{} arguments, {ARGS_MAX} at most", args.len())));
+        let passed = || args.iter().filter(|arg| !matches!(arg, Arg::Reached(..)));
+        let count = passed().count();
+        if count > ARGS_MAX {
+            return Err(refusal(kernel, format!("{count} arguments, {ARGS_MAX} at most")));
         }
         let function = lock(&self.context.kernels).function(kernel, &entered)?;
         let mut cells = [0_u64; ARGS_MAX];
         let mut pointers = [ptr::null_mut::<c_void>(); ARGS_MAX];
-        for ((arg, cell_of), pointer) in args.iter().zip(&mut cells).zip(&mut pointers) {
+        for ((arg, cell_of), pointer) in passed().zip(&mut cells).zip(&mut pointers) {
             *cell_of = cell(arg);
             *pointer = ptr::from_mut(cell_of).cast();
         }

@@ -19,7 +19,7 @@
 
 use super::Cuda;
 use super::context::{Context, Entered};
-use crate::backend::Pinner;
+use crate::backend::{Pageable, Pinner};
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{Bytes, DeviceRange, PinnedPtr, PinnedRange, StreamId};
 use cudarc::driver::sys;
@@ -35,6 +35,17 @@ const REGISTRATION_MAX: Bytes = Bytes::gib(64);
 type Ranges = BTreeMap<u64, u64>;
 
 static REGISTERED: RwLock<Ranges> = RwLock::new(BTreeMap::new());
+/// Memory that is not page-locked and may be copied to and from: the driver stages such a copy, and
+/// the host waits in it, but it reads and writes in the stream's order all the same.
+static PAGEABLE: RwLock<Ranges> = RwLock::new(BTreeMap::new());
+
+fn pageable_mut() -> RwLockWriteGuard<'static, Ranges> {
+    PAGEABLE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_pageable(range: PinnedRange) -> bool {
+    within_one(&PAGEABLE.read().unwrap_or_else(PoisonError::into_inner), range)
+}
 
 fn registered() -> RwLockReadGuard<'static, Ranges> {
     REGISTERED.read().unwrap_or_else(PoisonError::into_inner)
@@ -101,8 +112,15 @@ impl Pinner for CudaPinner {
         Ok(PinnedPtr(address))
     }
 
+    fn pageable(&self) -> Option<&dyn Pageable> {
+        Some(self)
+    }
+
     fn unregister(&self, at: PinnedPtr) -> Result<()> {
         const OP: &str = "unregister";
+        if pageable_mut().remove(&at.0).is_some() {
+            return Ok(());
+        }
         let entered = self.context.enter_relaxed(OP)?;
         // Out of the table first, so that no copy starts on it while the driver lets go; not held
         // meanwhile, since that takes milliseconds and other devices copy.
@@ -123,6 +141,23 @@ impl Pinner for CudaPinner {
 
     fn pci_address(&self) -> Option<String> {
         Some(self.context.pci_address.clone())
+    }
+}
+
+impl Pageable for CudaPinner {
+    unsafe fn register_pageable(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr> {
+        const OP: &str = "register";
+        self.context.check(OP)?;
+        let address = at.as_ptr().expose_provenance() as u64;
+        PinnedRange::new(PinnedPtr(address), len)?;
+        let mut pageable = pageable_mut();
+        let taken = touches_any(&registered(), address, len.0);
+        if len.is_zero() || taken || touches_any(&pageable, address, len.0) {
+            let misuse = if len.is_zero() { Misuse::Empty } else { Misuse::Overlap };
+            return Err(Error::usage(misuse, OP).bytes(len));
+        }
+        pageable.insert(address, len.0);
+        Ok(PinnedPtr(address))
     }
 }
 
@@ -150,7 +185,7 @@ fn check_copy(pinned: PinnedRange, device: DeviceRange, op: &'static str) -> Res
     if pinned.is_empty() {
         return Err(Error::usage(Misuse::Empty, op));
     }
-    if !within_one(&registered(), pinned) {
+    if !within_one(&registered(), pinned) && !is_pageable(pinned) {
         return Err(Error::usage(Misuse::OutOfRange, op)
             .bytes(pinned.len())
             .detail("the pinned range does not lie in one registration"));

@@ -14,7 +14,7 @@
 use super::memory::HostPtr;
 use super::user::Seat;
 use super::{Spot, World};
-use crate::backend::{Fence, Pinner};
+use crate::backend::{Fence, Pageable, Pinner};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{Bytes, EventId, PinnedPtr};
 use std::ptr::NonNull;
@@ -41,6 +41,10 @@ impl Pinner for SimPinner {
         state.machine.regions.pin(HostPtr::new(at.as_ptr()), len.0).map(PinnedPtr)
     }
 
+    fn pageable(&self) -> Option<&dyn Pageable> {
+        Some(self)
+    }
+
     fn unregister(&self, at: PinnedPtr) -> Result<()> {
         let mut state = self.world.lock();
         state.enter(self.device, "unregister")?;
@@ -56,6 +60,14 @@ impl Pinner for SimPinner {
 
     fn registration_max(&self) -> Bytes {
         Bytes(self.world.lock().registration_bytes_max)
+    }
+}
+
+impl Pageable for SimPinner {
+    /// Copies take the time that they take to page-locked memory.
+    unsafe fn register_pageable(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { self.register(at, len) }
     }
 }
 

@@ -1,0 +1,179 @@
+//! What a verb costs with a million storages alive, beside the same with a thousand.
+//!
+//! What it is not: a device's time. The device does nothing, at once; what is left is the host's.
+//!
+//! Invariant: half of all storages are on the host. Each round goes through the next thousand in
+//! the order in which they were made, as a training step does, so none of them was used for long;
+//! where it says `spread`, through one in a thousand of all, which no training step does. Each
+//! figure is the least of several rounds, since what disturbs a round only adds to it.
+//!
+//! ```text
+//!   in order  |..........xxxxxxxxxx....................    each x: evict, let go, refill, give up
+//!   spread    |x.........x.........x.........x.........
+//! ```
+//!
+//! `cargo bench --bench scale`; `--json` prints the figures for tools/figures.py as well.
+
+mod nothing;
+
+use lightering::{
+    Budget, Bytes, DevicePtr, DeviceRange, Engine, Options, PinnedPool, PoolOptions, Result,
+    Storage, StreamId,
+};
+use nothing::Nothing;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Storages that verbs are called for in one round.
+const BATCH: usize = 1000;
+const ROUNDS: usize = 15;
+const FEW: usize = 1000;
+const MANY: usize = 1_000_000;
+const LEN: Bytes = Bytes(4096);
+const VERBS: [&str; 5] = ["adopt-release", "evict", "releasable", "refill", "take"];
+
+struct Rig {
+    engine: Engine,
+    on: StreamId,
+    /// The engine keeps blocks of it.
+    _pool: PinnedPool,
+    storages: Vec<Option<Storage>>,
+}
+
+fn range(index: usize) -> Result<DeviceRange> {
+    DeviceRange::new(DevicePtr((1 << 40) + index as u64 * LEN.0), LEN)
+}
+
+impl Rig {
+    fn new(count: usize) -> Result<Rig> {
+        let backend = Box::new(Nothing::default());
+        // A block for each storage, and room between them.
+        let budget = Budget::Bytes(Bytes(LEN.0 * (count as u64 + 4096)));
+        let options = PoolOptions { budget, block_max: 1 << 21, ..PoolOptions::default() };
+        let pool = PinnedPool::new(lightering::backend::Backend::pinner(&*backend), options)?;
+        let options = Options {
+            storages_max: 1 << 21,
+            pass_len_max: 1 << 22,
+            unreleased_bytes_max: Bytes::MAX,
+            ..Options::default()
+        };
+        let mut engine = Engine::new(backend, &pool, options)?;
+        let on = engine.adopt_stream(1 << 20)?;
+        let mut storages = Vec::with_capacity(count);
+        for index in 0..count {
+            storages.push(Some(engine.adopt(range(index)?, "x")?));
+        }
+        let mut rig = Rig { engine, on, _pool: pool, storages };
+        // Every other thousand is away.
+        for index in (0..count).filter(|index| count > BATCH && index / BATCH % 2 == 1) {
+            rig.evict(index)?;
+            if index % 512 == 0 {
+                rig.let_go()?;
+                rig.engine.step()?;
+            }
+        }
+        rig.let_go()?;
+        rig.engine.mark_step()?;
+        Ok(rig)
+    }
+
+    fn evict(&mut self, index: usize) -> Result<()> {
+        if let Some(storage) = &self.storages[index] {
+            self.engine.evict(storage.id(), self.on)?;
+        }
+        Ok(())
+    }
+
+    fn let_go(&mut self) -> Result<()> {
+        self.engine.flush(self.on)?;
+        while self.engine.releasable(self.on)?.is_some() {}
+        Ok(())
+    }
+
+    /// Nanoseconds for one call of each verb.
+    fn round(&mut self, nth: usize, spread: bool) -> Result<[f64; VERBS.len()]> {
+        let thousands = self.storages.len() / BATCH;
+        let batch: Vec<usize> = match spread {
+            // One of each thousand that is not away, twice.
+            true => {
+                (0..BATCH).map(|at| at / 2 * 2 % thousands * BATCH + at % 2 + 2 * nth).collect()
+            }
+            false => (0..BATCH).map(|at| 2 * nth % thousands * BATCH + at).collect(),
+        };
+        let each = |time: Duration| time.as_secs_f64() * 1e9 / batch.len() as f64;
+        let start = Instant::now();
+        for &index in &batch {
+            if let Some(storage) = self.storages[index].take() {
+                self.engine.release(storage, self.on)?;
+            }
+            self.storages[index] = Some(self.engine.adopt(range(index)?, "x")?);
+        }
+        let adopt = each(start.elapsed());
+        let start = Instant::now();
+        for &index in &batch {
+            self.evict(index)?;
+        }
+        let evict = each(start.elapsed());
+        self.engine.step()?;
+        let start = Instant::now();
+        self.let_go()?;
+        let releasable = each(start.elapsed());
+        let start = Instant::now();
+        for &index in &batch {
+            if let Some(storage) = &self.storages[index] {
+                self.engine.refill(storage.id(), range(index)?, self.on)?;
+            }
+        }
+        let refill = each(start.elapsed());
+        let start = Instant::now();
+        for &index in &batch {
+            if let Some(storage) = &self.storages[index] {
+                self.engine.take(storage.id())?;
+            }
+        }
+        let take = each(start.elapsed());
+        self.engine.drain()?;
+        self.engine.mark_step()?;
+        Ok([adopt, evict, releasable, refill, take])
+    }
+}
+
+/// The least of several rounds.
+fn least(count: usize) -> Result<[[f64; VERBS.len()]; 2]> {
+    let mut rig = Rig::new(count)?;
+    let mut best = [[f64::INFINITY; VERBS.len()]; 2];
+    for nth in 0..ROUNDS {
+        for (best, spread) in best.iter_mut().zip([false, true]) {
+            let round = rig.round(nth, spread && count > BATCH)?;
+            best.iter_mut().zip(round).for_each(|(best, one)| *best = best.min(one));
+        }
+    }
+    Ok(best)
+}
+
+fn run(json: bool) -> Result<()> {
+    let ([few, _], [many, spread]) = (least(FEW)?, least(MANY)?);
+    println!("ns a verb        {MANY} alive  {FEW} alive    ratio   spread");
+    for (nth, verb) in VERBS.iter().enumerate() {
+        let (many, few, spread) = (many[nth], few[nth], spread[nth]);
+        println!("{verb:14} {many:12.1} {few:12.1} {:10.3} {spread:8.1}", many / few);
+        if json {
+            println!(
+                "{{\"figure\": \"scale.{verb}\", \"unit\": \"ns\", \"better\": \"lower\", \
+                 \"simulated\": false, \"pairs\": [[{many}, {few}]]}}"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let json = std::env::args().any(|word| word == "--json");
+    match run(json) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("scale: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
