@@ -13,6 +13,7 @@ use emulator::Order;
 use lightering::backend::kernel::HostArg;
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{Arg, Backend, Grid, HostArgs, Kernel, pattern};
+use lightering::checksum::{CHECKSUM, CLEAR, sum_of};
 use lightering::pinned::{Block, Client};
 use lightering::{
     Budget, Bytes, DeviceRange, Misuse, Name, PinnedPool, PoolOptions, Result, StreamId,
@@ -73,6 +74,8 @@ fn each_of_the_crates_kernels_is_in_its_ptx() {
     let parameters = |kernel: &Kernel| emulator::parameters(kernel);
     assert_eq!(parameters(&pattern::FILL).as_deref(), Some("lll"));
     assert_eq!(parameters(&pattern::CHECK).as_deref(), Some("llll"));
+    assert_eq!(parameters(&CLEAR).as_deref(), Some("ll"));
+    assert_eq!(parameters(&CHECKSUM).as_deref(), Some("lll"));
 }
 
 /// Bytes at an address that every form takes.
@@ -130,6 +133,33 @@ fn the_patterns_forms_agree_at_every_length() {
             changed[0] ^= 128;
             let wrong = if len > 8 { 2 } else { 1 };
             assert_eq!(wrong_words(form, &changed), wrong, "{len} bytes");
+        }
+    }
+}
+
+#[test]
+fn the_sums_forms_agree_at_every_length() {
+    for len in [1, 7, 8, 9, 4095, 4096, 70_001] {
+        let mut words: Vec<u128> = (0..len as u128 / 16 + 1)
+            .map(|i| (i + 3).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            .collect();
+        let from = bytes(&mut words, len).to_vec();
+        let forms: &[Form<'_>] = if emulator::is_here() { &[&host, &emulated] } else { &[&host] };
+        for form in forms {
+            let mut sum = [u128::MAX; 2];
+            let cleared = HostArg::Write(bytes(&mut sum, 16));
+            let mut args = HostArgs::new(vec![cleared, HostArg::Number(Arg::U64(16))]);
+            form(&CLEAR, &mut args).unwrap();
+            assert_eq!(sum, [0, u128::MAX], "a clear keeps within its bytes");
+            for _ in 0..2 {
+                let args = vec![
+                    HostArg::Read(bytes(&mut words, len)),
+                    HostArg::Write(bytes(&mut sum, 8)),
+                    HostArg::Number(Arg::U64(len as u64)),
+                ];
+                form(&CHECKSUM, &mut HostArgs::new(args)).unwrap();
+            }
+            assert_eq!(sum[0] as u64, sum_of(&from).wrapping_mul(2), "{len} bytes");
         }
     }
 }

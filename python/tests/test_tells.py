@@ -40,11 +40,18 @@ def test_a_mode_that_freed_nothing_says_so_once(rig):  # noqa: F811
 
 
 def test_a_mode_of_checkpoints_without_one_says_so_once(rig):  # noqa: F811
-    with pytest.warns(UserWarning, match="moved nothing: no checkpoint ran inside") as told:
+    with pytest.warns(UserWarning, match="moved nothing: no checkpoint saved a floating") as told:
         for _ in range(3):
             with rig.hidden():
                 harness.loss_of(models.dense(rig.device, checkpoint="none")).backward()
     assert len([each for each in told if "lightering" in str(each.message)]) == 1
+
+
+def test_a_mode_whose_checkpoints_hide_their_inputs_says_so(rig):  # noqa: F811
+    x = torch.ones(64, device=rig.device, requires_grad=True)
+    with pytest.warns(UserWarning, match="no checkpoint saved a floating"), rig.hidden():
+        out = torch.utils.checkpoint.checkpoint(lambda: torch.sin(x), use_reentrant=False)
+        out.sum().backward()
 
 
 def test_a_mode_that_works_or_is_off_or_is_idle_says_nothing(rig):  # noqa: F811

@@ -1,4 +1,4 @@
-//! The kernels that make sums, in the simulated device's form, and what a sum is.
+//! The kernels that make sums, and what a sum is.
 //!
 //! What it is not: it holds no memory and knows no lanes.
 //!
@@ -15,16 +15,22 @@ use crate::backend::{Arg, Backend, Cost, Grid, HostArgs, Kernel};
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{Bytes, DeviceRange, StreamId};
 
-/// Sets its argument, sums of eight bytes each, to zero: `[Write(sums)]`.
-pub static CLEAR: Kernel =
-    Kernel { name: "lightering_clear", ptx: None, host: Some(clear_host), cost: Cost::of_bytes };
+const PTX: &str = include_str!("../../kernels/ptx/checksum.ptx");
+
+/// Sets sums of eight bytes each to zero: `[Write(sums), U64(how many bytes)]`.
+pub static CLEAR: Kernel = Kernel {
+    name: "lightering_clear",
+    ptx: Some(PTX),
+    host: Some(clear_host),
+    cost: Cost::of_bytes,
+};
 
 /// Adds up bytes: `[Read(bytes), Update(sum), U64(how many bytes)]`. The bytes may lie at any
 /// address; the sum was cleared before. See [`sum_of`] for what is added; the words may be added in
 /// any order.
 pub static CHECKSUM: Kernel = Kernel {
     name: "lightering_checksum",
-    ptx: None,
+    ptx: Some(PTX),
     host: Some(checksum_host),
     cost: Cost::of_bytes,
 };
@@ -69,7 +75,8 @@ fn mixed(word: u64, index: u64) -> u64 {
 
 /// Enqueues [`CLEAR`].
 pub(super) fn clear(backend: &mut dyn Backend, sums: DeviceRange, on: StreamId) -> Result<()> {
-    backend.launch(&CLEAR, grid(sums.len()), &[Arg::Write(sums)], on)
+    let args = [Arg::Write(sums), Arg::U64(sums.len().0)];
+    backend.launch(&CLEAR, grid(sums.len()), &args, on)
 }
 
 /// Enqueues [`CHECKSUM`] of `bytes` into `sum`.

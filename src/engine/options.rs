@@ -69,8 +69,9 @@ pub struct Options {
     /// Compare what comes back with what left: each copy is summed up by a kernel on its lane, and
     /// the sums are compared by [`Engine::step`](super::Engine::step). Costs reading the bytes once
     /// more on the device, and eight bytes of copy each. The sums that arrive on the host lie in
-    /// pinned bytes of the same budget. It needs a device that has the sum kernel's form: today the
-    /// simulated one; CUDA does not yet, and [`Engine::new`](super::Engine::new) refuses it there.
+    /// pinned bytes of the same budget. Copies ahead do not give way to others then: their sums are
+    /// made in the order of one stream. A device that cannot load the kernels is refused by
+    /// [`Engine::new`](super::Engine::new).
     pub verify: bool,
     /// With `verify`: copies of one lane whose sums were not read yet. More are not compared, and
     /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.

@@ -25,7 +25,7 @@ from .._subclass import flatten, is_plain
 from ..engine import Engine, Size
 from ._packed import Kept, Moved, Packed, Split, unpack
 from ._report import Counts, Report
-from ._stash import Desk
+from ._stash import Desk, is_child
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
 
@@ -84,6 +84,8 @@ class Context:
         stack = self._stack()
         if not stack:
             self._counts = Counts()
+            for desk, _ in self._modes.values():
+                desk.begin()
         hooks = None if self._is_off else _hooks(self._pack, unpack)
         if hooks is not None:
             hooks.__enter__()
@@ -105,6 +107,8 @@ class Context:
         if stack:
             return
         self._stop()
+        if is_child():
+            return
         for desk, _ in self._modes.values():
             desk.flush()
         if kind is None:
@@ -127,11 +131,13 @@ class Context:
 
     def _pack(self, tensor: torch.Tensor) -> Packed:
         """What autograd calls when it saves a tensor."""
+        if is_child():
+            return Kept(tensor)
         why = self._wants(tensor)
         if why is None:
             return self._pack_wanted(tensor)
         if why:
-            self._counts.stay(tensor.numel() * tensor.element_size(), why)
+            self._counts.stay(_extent(tensor), why)
         else:
             self._counts.others += 1
         return Kept(tensor)
@@ -142,7 +148,7 @@ class Context:
         flat = flatten(tensor)
         if flat is not None:
             return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
-        self._counts.stay(tensor.numel() * tensor.element_size(), "unknown kind of tensor")
+        self._counts.stay(_extent(tensor), "unknown kind of tensor")
         return Kept(tensor)
 
     def _take(self, tensor: torch.Tensor) -> Kept | Moved:
@@ -244,6 +250,13 @@ class Context:
 def _nbytes(tensor: torch.Tensor) -> int:
     """Bytes of a plain tensor; an expanded one has no more than its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor of any kind."""
+    count = tensor.numel()
+    # While a compiler traces, sizes may be symbols, which asking would fix.
+    return count * tensor.element_size() if type(count) is int else 0
 
 
 def has_cudagraph_trees(device: torch.device) -> bool:

@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -29,7 +29,7 @@ from ._stash import Desk
 _WINDOW_BYTES_MAX = 512 << 20
 
 # Whose frames say that a checkpoint is saving its inputs.
-_APPLY = torch.autograd.Function.apply.__func__.__code__
+_APPLY = cast(Any, torch.autograd.Function.apply).__func__.__code__
 _SAVERS = frozenset(
     inspect.unwrap(function).__code__
     for function in (
@@ -78,11 +78,9 @@ class HiddenStates(Context):
     ) -> None:
         super().__init__(keep_last, min_bytes, placement, engine)
         self._largest = 0
-        self._saw_checkpoint = self._saw_others = False
         self._windows: dict[Desk, tuple[int, int]] = {}
 
     def _start(self) -> None:
-        self._saw_checkpoint = self._saw_others = False
         if not self._is_off:
             _keywords.start()
 
@@ -100,9 +98,7 @@ class HiddenStates(Context):
         saver = None if apply is None else apply.f_back
         if apply is not None and saver is not None and apply.f_code is _APPLY:
             if saver.f_code in _SAVERS:
-                self._saw_checkpoint = True
                 return self._wants_input(tensor, saver.f_locals.get("args", ()))
-        self._saw_others = True
         return ""
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
@@ -114,11 +110,6 @@ class HiddenStates(Context):
         if torch._C._current_graph_task_id() != -1:
             return "saved in a backward pass"
         return None
-
-    def _test_itself(self) -> None:
-        if self._saw_others and not self._saw_checkpoint:
-            self._warn("it moved nothing: no checkpoint ran inside; SavedTensors moves the rest")
-        super()._test_itself()
 
     def _packed(self, desk: Desk, saved: Any) -> None:
         if desk.engine._has_own_windows or saved.largest <= self._largest:
@@ -167,7 +158,8 @@ _keywords = _Keywords()
 def _positional(call: Any) -> Any:
     @functools.wraps(call)
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args and "hidden_states" in kwargs and first_is_hidden_states(type(layer)):
+        kind: Any = type(layer)
+        if not args and "hidden_states" in kwargs and first_is_hidden_states(kind):
             args = (kwargs.pop("hidden_states"),)
         return call(layer, *args, **kwargs)
 
@@ -175,10 +167,10 @@ def _positional(call: Any) -> Any:
 
 
 @functools.cache
-def first_is_hidden_states(kind: type) -> bool:
+def first_is_hidden_states(kind: Any) -> bool:
     """Whether a module's ``forward`` takes ``hidden_states`` as its first argument."""
     try:
-        names = list(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
+        names = list(inspect.signature(kind.forward).parameters)
     except (TypeError, ValueError):
         return False
     return names[1:2] == ["hidden_states"]

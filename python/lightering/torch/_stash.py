@@ -42,8 +42,14 @@ def _forked() -> None:
     _process = -1
 
 
-# A child has the parent's objects but not its device: it drops them and tells nobody.
+# A child has the parent's objects but not its device: it drops them and tells nobody. It takes no
+# lock of theirs either: a thread that is not there may hold it.
 os.register_at_fork(after_in_child=_forked)
+
+
+def is_child() -> bool:
+    """Whether this process was forked off one that imported this module."""
+    return _process < 0
 
 
 class Stash:
@@ -247,7 +253,13 @@ class Desk:
         return bool(self._others) and tensor.untyped_storage() in self._others
 
     def fetch(self, stash: Stash) -> torch.UntypedStorage:
-        """The storage's bytes on the device, for a reader that is enqueued next."""
+        """The storage's bytes on the device, for a reader that is enqueued next.
+
+        Raises:
+            lightering.Usage: this is a child of the process that has them.
+        """
+        if is_child():
+            raise _native.Usage("unpack: the process was forked after the tensor left its device")
         with self.lock:
             if self._finished:
                 self._rest(self._window)
@@ -340,6 +352,12 @@ class Desk:
     def _is_capturing(self) -> bool:
         # Whoever asks about an event then ends the capture.
         return not self.is_simulated and torch.cuda.is_current_stream_capturing()
+
+    def begin(self) -> None:
+        """A step begins; where nothing is saved any more, the one before it is over."""
+        with self.lock:
+            if not self._by_number and not self._is_capturing():
+                self.native.mark_step()
 
     def sweep(self) -> None:
         """Drops what may be dropped."""

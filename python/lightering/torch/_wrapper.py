@@ -19,7 +19,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -52,7 +52,7 @@ class _Shared(HiddenStates):
         cells = dict(zip(pack_hook.__code__.co_freevars, pack_hook.__closure__ or (), strict=True))
         saver = getattr(cells.get("frame"), "cell_contents", None)
         node = getattr(getattr(saver, "input_saver", None), "grad_fn", None)
-        saved = getattr(node, "_raw_saved_tensors", ())
+        saved: Any = getattr(node, "_raw_saved_tensors", ())
         # The first one is the checkpoint's own dummy.
         if len(saved) > 1:
             with contextlib.suppress(RuntimeError):
@@ -129,7 +129,7 @@ class OffloadWrapper(ActivationWrapper):
     def __init__(self, module: torch.nn.Module, mode: _Shared) -> None:
         super().__init__(module)
         self._mode = _Held(mode)
-        self._takes_hidden_states = first_is_hidden_states(type(_innermost(module)))
+        self._takes_hidden_states = first_is_hidden_states(cast(Any, type(_innermost(module))))
 
     @torch._disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -250,7 +250,10 @@ def checkpoint(
         Whatever torch's ``checkpoint`` and ``function`` raise.
     """
     options = kwargs if use_reentrant else {**_RESPECTING, **kwargs}
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    around = None if torch.compiler.is_compiling() else _top_pack_hook()
+    is_inside = around is not None and "checkpoint" in around.__module__
+    if torch.compiler.is_compiling() or is_inside or not torch.is_grad_enabled():
+        # Inside of another checkpoint that one drops what is saved, and makes it anew.
         return torch_checkpoint.checkpoint(
             function, *args, use_reentrant=use_reentrant, **options
         )
