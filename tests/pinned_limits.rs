@@ -1,5 +1,5 @@
-//! The fault guarded against: a limit of the process or the machine that ends it, or that is told as
-//! something else; and memory that stays page-locked behind a refusal.
+//! The fault guarded against: a limit of the process or the machine that ends it, or that is told
+//! as something else; and memory that stays page-locked behind a refusal.
 #![allow(clippy::unwrap_used)]
 
 mod pinned_support;

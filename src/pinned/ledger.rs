@@ -303,9 +303,8 @@ impl Ledger {
     /// whatever comes back is. The while is longer each time, so that under sizes that never repeat
     /// it is seldom over.
     fn drift(&mut self) {
-        self.flush();
+        let now = self.blocks as u64 + 1 + self.flush();
         self.counts.drifts += 1;
-        let now = self.blocks as u64 + 1;
         self.patience = (2 * self.patience).clamp(8 * now, MERGES_MAX.max(8 * now));
         self.merges = self.patience;
     }
@@ -367,27 +366,32 @@ impl Ledger {
         (Arc::clone(&seat.arena), self.space.offset(id), self.space.size(id))
     }
 
-    /// Merges everything that is idle.
-    pub(super) fn flush(&mut self) {
+    /// Merges everything that is idle, and says how many blocks that were.
+    pub(super) fn flush(&mut self) -> u64 {
+        let mut merged = 0;
         for word in 0..self.stocked.len() {
             let mut bits = std::mem::take(&mut self.stocked[word]);
             while bits != 0 {
                 let on = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                self.clear(on);
+                merged += self.clear(on);
             }
         }
+        merged
     }
 
     /// Merges what is idle on one shelf.
-    fn clear(&mut self, on: usize) {
+    fn clear(&mut self, on: usize) -> u64 {
+        let mut merged = 0;
         let mut id = std::mem::replace(&mut self.idle[on], List::EMPTY).head;
         while id != NONE {
             let next = self.space.next(id, Thread::Size);
             self.tags[id as usize].arena = None;
             self.space.free(id);
+            merged += 1;
             id = next;
         }
+        merged
     }
 
     /// The chunks of a list.

@@ -17,8 +17,8 @@
 //! The table is the process's: page-locked memory serves all its devices. `Cuda` copies; pinned
 //! pools hold the `Pinner`.
 
-use super::Cuda;
 use super::context::{Context, Entered};
+use super::{Cuda, process};
 use crate::backend::{Pageable, Pinner};
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{Bytes, DeviceRange, PinnedPtr, PinnedRange, StreamId};
@@ -81,6 +81,7 @@ impl CudaPinner {
 impl Pinner for CudaPinner {
     unsafe fn register(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr> {
         const OP: &str = "register";
+        let _pinning = process::Pinning::begin();
         self.context.check(OP)?;
         if len.is_zero() {
             return Err(Error::usage(Misuse::Empty, OP));

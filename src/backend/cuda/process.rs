@@ -1,7 +1,8 @@
 //! Two facts about the process that end all driver calls: it is exiting, or it is a forked child.
 //!
 //! What it is not: a lock. A call that is inside the driver when another thread calls `exit` is
-//! the driver's to survive; no new one starts.
+//! the driver's to survive; no new one starts. Only for page-locking, which takes long and which a
+//! thread of the pool does by itself, does the exit wait, and not for long.
 //!
 //! Invariant: a flag, once set, stays set; while one is set no verb and no `Drop` of this backend
 //! calls the driver.
@@ -21,15 +22,42 @@
 //! `driver` registers the hooks; every verb and every `Drop` here asks.
 
 use crate::error::{Error, Kind, Misuse, Result};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const EXITING: u8 = 1;
 const FORKED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(0);
 
+/// Calls that are page-locking memory now.
+static PINNING: AtomicUsize = AtomicUsize::new(0);
+/// How long an exit waits for them. One takes a GiB at most, some tens of milliseconds.
+const PINNING_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// A call that is page-locking memory: made before it asks whether it may.
+#[derive(Debug)]
+pub(super) struct Pinning(());
+
+impl Pinning {
+    pub(super) fn begin() -> Pinning {
+        PINNING.fetch_add(1, Ordering::SeqCst);
+        Pinning(())
+    }
+}
+
+impl Drop for Pinning {
+    fn drop(&mut self) {
+        PINNING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 extern "C" fn on_exit() {
-    STATE.fetch_or(EXITING, Ordering::Relaxed);
+    STATE.fetch_or(EXITING, Ordering::SeqCst);
+    let start = Instant::now();
+    while PINNING.load(Ordering::SeqCst) > 0 && start.elapsed() < PINNING_WAIT_MAX {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 extern "C" fn in_child() {
@@ -46,7 +74,8 @@ pub(super) fn watch_forks() -> Result<()> {
 
 /// Sets the flag when the process starts to exit. Once per process, after `cuInit`.
 pub(super) fn watch_exit() -> Result<()> {
-    // SAFETY: the hook only sets an atomic and may run at any time, on any thread.
+    // SAFETY: the hook sets an atomic and reads another for a while; it may run at any time, on
+    // any thread.
     let code = unsafe { libc::atexit(on_exit) };
     hooked(code, "the system refused the exit hook")
 }
@@ -58,7 +87,8 @@ fn hooked(code: i32, refusal: &'static str) -> Result<()> {
 /// May the driver be called?
 #[inline]
 pub(super) fn check(op: &'static str) -> Result<()> {
-    match STATE.load(Ordering::Relaxed) {
+    // In one order with `PINNING`, for the exit that waits for it.
+    match STATE.load(Ordering::SeqCst) {
         0 => Ok(()),
         state => Err(refusal(state, op)),
     }
