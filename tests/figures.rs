@@ -273,7 +273,8 @@ fn draw(folder: &Path, more: &[&str]) -> Option<(bool, String)> {
     let mut command = Command::new("python3");
     command.arg(tool).arg("--results").arg(folder).arg("--into").arg(into).args(more);
     let Ok(output) = command.output() else {
-        writeln!(std::io::stderr(), "figures: no python3 on this machine: not tried").unwrap();
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "figures: no python3 on this machine: not tried").unwrap();
         return None;
     };
     let text = [output.stdout, output.stderr].concat();
