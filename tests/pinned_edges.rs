@@ -395,7 +395,8 @@ fn threads_with_a_client_each_never_see_each_others_bytes() {
     pool.audit();
     let stats = pool.stats();
     assert_eq!((stats.free, stats.blocks), (stats.pinned, 0));
-    assert!(stats.counts.lends_behind > 0 && stats.counts.lends_repeated > 0);
+    // Sizes that never repeat are merged as they come back, so few find their like.
+    assert!(stats.counts.lends_behind > 0 && stats.counts.lends_split > 0);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use lightering::pinned::{Growth, PinnedPool, PoolOptions, Reservation, State};
 use lightering::{Bytes, Error, Kind, Misuse, Name, PinnedPtr, Result};
 use pinned_support::{Hand, Paper, small, trunks};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Registers what it has permits for; waits for more, or panics at the last of its own.
@@ -19,6 +20,8 @@ use std::sync::{Arc, Condvar, Mutex};
 struct Gate {
     paper: Arc<Paper>,
     permits: Mutex<usize>,
+    /// Registrations that were asked for.
+    asked: AtomicUsize,
     changed: Condvar,
     panics: bool,
 }
@@ -32,6 +35,7 @@ impl Gate {
 
 impl Pinner for Gate {
     unsafe fn register(&self, at: NonNull<u8>, len: Bytes) -> Result<PinnedPtr> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         let permits = self.permits.lock().unwrap();
         let mut permits = self.changed.wait_while(permits, |permits| *permits == 0).unwrap();
         *permits -= 1;
@@ -59,6 +63,7 @@ fn gated(options: PoolOptions) -> (Arc<Gate>, PinnedPool) {
     let gate = Gate {
         paper: Paper::new(Bytes::gib(1)),
         permits: Mutex::new(0),
+        asked: AtomicUsize::new(0),
         changed: Condvar::new(),
         panics: false,
     };
@@ -167,7 +172,9 @@ fn a_cancelled_reservation_keeps_what_is_ready_and_gives_the_rest_of_the_budget_
     let (gate, pool) = gated(options(Bytes::mib(8)));
     let reservation = pool.reserve_in_background(Bytes::mib(8)).unwrap();
     gate.open(1);
-    ready(&reservation, Bytes::mib(1));
+    while gate.asked.load(Ordering::SeqCst) < 2 {
+        std::thread::yield_now();
+    }
     reservation.cancel();
     // The piece that is under way comes to its end.
     gate.open(1);
@@ -226,6 +233,7 @@ fn a_pinner_that_panics_leaves_neither_a_promise_nor_a_turn_behind() {
     let gate = Gate {
         paper: Paper::new(Bytes::gib(1)),
         permits: Mutex::new(9),
+        asked: AtomicUsize::new(0),
         changed: Condvar::new(),
         panics: true,
     };
