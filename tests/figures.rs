@@ -111,6 +111,8 @@ fn session() -> Vec<String> {
         runs.push(line("first", "", 20, &said.replace('\n', " ")));
     }
     runs.push(overlap("overlap", "gemm", 3, 0.1, 0.1));
+    runs.push(overlap("overlap", "gemm-owned", 3, 0.1, 0.1));
+    runs.push(overlap("overlap", "hbm-owned", 3, 0.1, 0.1));
     runs.push(overlap("overlap", "hbm", 4, 0.2, 0.2));
     runs.push(overlap("overlap", "hbm", 5, 0.202, 0.2));
     runs.push(mode("predict", 6, checkpoint, 1.0, 30.0));
@@ -144,7 +146,10 @@ fn session() -> Vec<String> {
 
 fn demanded() -> Asked {
     let text = fs::read_to_string(root().join("benches/results/required.json")).unwrap();
-    Asked { demanded: true, ..read_required("required.json", &text).unwrap() }
+    let mut asked = read_required("required.json", &text).unwrap();
+    let tables = asked.figures.iter().map(|figure| figure.name.split('.').next().unwrap());
+    asked.demanded = tables.map(String::from).collect();
+    asked
 }
 
 #[test]

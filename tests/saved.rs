@@ -129,6 +129,25 @@ fn a_graph_that_is_kept_is_read_again_without_a_second_copy_out() {
 }
 
 #[test]
+fn a_window_that_was_made_smaller_is_kept_to() {
+    let mut frame = Frame::new(6, 0, Bytes::mib(1));
+    for (window, ahead) in [(Bytes::kib(8), 2 * LEN.0), (LEN, LEN.0), (Bytes::ZERO, 0)] {
+        frame.rig.engine.set_windows(window, window);
+        let packed: Vec<_> = (0..5).map(|n| frame.pack(n, LEN).0).collect();
+        frame.flush();
+        frame.unpack(&packed[4], 4);
+        assert_eq!(frame.rig.engine.stats().prefetched_bytes, ahead, "window of {window}");
+        assert_eq!(frame.rig.engine.options().prefetch_bytes_max, window);
+        for (n, storage) in packed.iter().enumerate().take(4).rev() {
+            frame.unpack(storage, n as u64);
+        }
+        drop(packed);
+        frame.rig.engine.mark_step().unwrap();
+    }
+    frame.assert_nothing_held();
+}
+
+#[test]
 fn a_graph_that_nobody_wants_gives_its_blocks_back_and_names_its_bytes() {
     for seed in 0..40 {
         let mut frame = Frame::new(seed, 1, Bytes::mib(1));

@@ -24,6 +24,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
+OWNED = tuple(f"{kind}-owned" for kind in KINDS)
 TOLD = ("link", "latency", "prefetch", "rows", "two", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
@@ -172,12 +173,12 @@ def overlap(runs):
         raw = mine["said"]["both_raw_seconds"]
         return mine["said"]["ratio"] * raw, raw
 
-    kinds = {kind: runs.of("overlap", kind) for kind in KINDS}
+    kinds = {kind: runs.of("overlap", kind) for kind in KINDS + OWNED}
     return {f"overlap.{kind}_over_raw": runs.pairs(lines, lines, both)
             for kind, lines in kinds.items()}
 
 
-def told(runs, asked, parts=("link", "pinned", "torch"), tables=TOLD):
+def told(runs, asked, parts=("link", "pinned", "lend", "torch"), tables=TOLD):
     """Figures that a program names itself, with all their pairs; variants that nothing is asked of
     are left out."""
     figures = {name: [] for name in asked if name.split(".")[0] in tables}

@@ -7,10 +7,11 @@
 #   conformance  promises of the driver seam that CUDA keeps             at most  30 s
 #   calibrate    the device's figures, for the simulated device                  45 s
 #   train        what is compared in turn, there and back, in one process       200 s
-#   first        first steps: with pinned memory reserved, and with none          60 s
-#   overlap      matrix products and memory-bound kernels in turn                60 s
+#   first        first steps: with pinned memory reserved, and with none          70 s
+#   overlap      matrix products and memory-bound kernels in turn                70 s
 #   link         copies at the limit of the link, and the host's time for verbs          150 s
-#   pinned       page-locking beside the driver's own, and the pool's books     150 s
+#   pinned       page-locking beside the driver's own                           90 s
+#   lend         the pool's books, block by block                                45 s
 #   predict      the same programs on the simulated device, with those figures   45 s
 #   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
 #   figures      a table of all that, and FOLDER/figures.json
@@ -36,7 +37,7 @@ rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance calibrate train first overlap link pinned predict sanitizer figures)
+all=(conformance calibrate train first overlap link pinned lend predict sanitizer figures)
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -49,7 +50,7 @@ while getopts o:t:r option; do
             copies=(--bytes 1MiB --count 4)
             promises=timed::
             rehearsal=(--rehearsal)
-            all=(conformance calibrate train first overlap link pinned predict figures)
+            all=(conformance calibrate train first overlap link pinned lend predict figures)
             queued=(--total 8MiB --pairs 3)
             pinned=(--cold 1MiB --bytes 2MiB,4MiB)
             rounds=(--quick)
@@ -61,7 +62,7 @@ shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
 for part in "${parts[@]}"; do
-    case " conformance calibrate train first overlap link pinned predict sanitizer figures " in
+    case " conformance calibrate train first overlap link pinned lend predict sanitizer figures " in
         *" $part "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
@@ -189,11 +190,17 @@ measure_first() {
 }
 
 measure_overlap() {
-    local kind began=$SECONDS took=0
-    for kind in gemm hbm hbm gemm gemm hbm; do
+    local kind memory began=$SECONDS took=0
+    # Of each kind of compute beside copies of the same bytes, and of bytes of the engine's own.
+    for kind in gemm hbm hbm-owned gemm-owned hbm gemm hbm-owned gemm-owned; do
         [ "$took" -lt "$(left)" ] || break
         began=$SECONDS
-        example "$kind" overlap --device "$device" --compute "$kind" "${copies[@]}" --runs 7
+        case $kind in
+            *-owned) memory=owned ;;
+            *) memory=adopted ;;
+        esac
+        example "$kind" overlap --device "$device" --compute "${kind%-owned}" --memory "$memory" \
+            "${copies[@]}" --runs 7
         took=$((SECONDS - began + 1))
     done
 }
@@ -216,9 +223,12 @@ criterion() { # FIGURE BENCH MOST
 
 measure_pinned() {
     figures_of '' example-pin --device "$device" "${pinned[@]}"
+}
+
+measure_lend() {
     run=$((run + 1))
     export CRITERION_HOME=$scratch/criterion
-    if ! program -- bench-pinned --bench --noplot "${rounds[@]}"; then
+    if ! program -- bench-pinned --bench --noplot "${rounds[@]}" 'pinned/lend/(repeat|churn)'; then
         failed=$((failed + 1))
         return
     fi
@@ -287,8 +297,9 @@ for part in "${parts[@]}"; do
         conformance) seconds=30 ;;
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
-        overlap | first) seconds=60 ;;
-        link | pinned) seconds=150 ;;
+        overlap | first) seconds=70 ;;
+        link) seconds=150 ;;
+        lend) seconds=45 ;;
         *) seconds=90 ;;
     esac
     seconds=${seconds_max:-$seconds}

@@ -25,7 +25,7 @@ mod simulated;
 use compute::{Compute, Kind, Place};
 use lightering::backend::{Backend, Spec};
 use lightering::{Bytes, Error, Result};
-use rig::{Figures, Rig};
+use rig::{Figures, Memory, Rig};
 use simulated::Simulated;
 use std::io::Write;
 use std::process::ExitCode;
@@ -43,8 +43,10 @@ Usage: overlap [options]
                   gemm (matrix products) or hbm (device memory) (default: busy)
   --trunk-bytes SIZE
                   the engine copies in pieces of at most this (default: the engine's own)
+  --memory WHOSE  adopted: the engine copies the very device bytes that the raw copies do; owned:
+                  bytes that it takes, frees and takes again meanwhile (default: adopted)
   --runs N        runs of each kind, of which the medians count (default: 3)
-  --json          one line of JSON on standard output: compute, copy_seconds (raw, alone),
+  --json          one line of JSON on standard output: compute, memory, copy_seconds (raw, alone),
                   compute_seconds (alone), both_seconds (through the engine), both_raw_seconds,
                   ratio: the last but one over the last, run for run; and the host's seconds to
                   enqueue the copies: enqueue_seconds, enqueue_raw_seconds
@@ -65,6 +67,7 @@ struct Wish {
     kind: Kind,
     runs: u32,
     trunk: Option<Bytes>,
+    memory: Memory,
     json: bool,
     times_only: bool,
     model: Option<String>,
@@ -78,6 +81,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
         kind: Kind::Busy,
         runs: 3,
         trunk: None,
+        memory: Memory::Adopted,
         json: false,
         times_only: false,
         model: None,
@@ -107,6 +111,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
                 let size =
                     text.parse().map_err(|error| format!("--trunk-bytes {text}: {error}"))?;
                 wish.trunk = Some(size);
+            }
+            "--memory" => {
+                let text = value()?;
+                wish.memory = text.parse().map_err(|why| format!("--memory {text}: {why}"))?;
             }
             "--runs" => {
                 let text = value()?;
@@ -207,10 +215,11 @@ impl Figures {
     fn json(&self, wish: &Wish) -> String {
         let Figures { copy, compute, both, both_raw, ratio, enqueue, enqueue_raw } = self;
         format!(
-            "{{\"compute\": \"{}\", \"copy_seconds\": {copy}, \"compute_seconds\": {compute}, \
+            "{{\"compute\": \"{}\", \"memory\": \"{}\", \"copy_seconds\": {copy}, \"compute_seconds\": {compute}, \
              \"both_seconds\": {both}, \"both_raw_seconds\": {both_raw}, \"ratio\": {ratio}, \
              \"enqueue_seconds\": {enqueue}, \"enqueue_raw_seconds\": {enqueue_raw}}}\n",
-            wish.kind.name()
+            wish.kind.name(),
+            wish.memory.name()
         )
     }
 
@@ -287,6 +296,7 @@ mod tests {
         for (line, near) in [
             ("--device sim --bytes 4MiB --count 6 --compute hbm", 0.1),
             ("--device sim --bytes 4MiB --count 6 --compute gemm", 0.1),
+            ("--device sim --bytes 4MiB --count 6 --compute hbm --memory owned", 0.1),
             ("--device sim --times-only --bytes 256MiB --count 16 --compute hbm", 0.01),
             ("--device sim --times-only --bytes 256MiB --count 16 --compute gemm", 0.02),
         ] {
@@ -309,6 +319,7 @@ mod tests {
             ("--count -1", "--count -1"),
             ("--compute all", "--compute all"),
             ("--runs 0", "--runs 0"),
+            ("--memory mine", "--memory mine"),
             ("--trunk-bytes 0", "--trunk-bytes 0"),
             ("--trunk-bytes big", "--trunk-bytes big"),
             ("--bytes 1GiB --count 9", "--count 9"),

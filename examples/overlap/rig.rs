@@ -19,9 +19,10 @@ use lightering::backend::{Arg, Backend, Timing};
 use lightering::pinned::{Block, Client};
 use lightering::trace::Site;
 use lightering::{
-    Budget, Bytes, DeviceRange, Engine, Error, EventId, Misuse, Name, Options, PinnedPool,
+    Acquire, Budget, Bytes, DeviceRange, Engine, Error, EventId, Misuse, Name, Options, PinnedPool,
     PinnedRange, PoolOptions, Result, Storage, StreamId,
 };
+use std::str::FromStr;
 use std::time::Instant;
 
 /// Rounds of the kernel at the gate, at first: about a millisecond on devices of today.
@@ -54,6 +55,33 @@ struct Ran {
     enqueue: f64,
 }
 
+/// Whose device bytes the engine copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// Those that the raw copies move.
+    Adopted,
+    /// Its own.
+    Owned,
+}
+
+impl Memory {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Memory::Adopted => "adopted",
+            Memory::Owned => "owned",
+        }
+    }
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Memory, String> {
+        let known = [Memory::Adopted, Memory::Owned].into_iter().find(|it| it.name() == text);
+        known.ok_or_else(|| String::from("must be adopted or owned"))
+    }
+}
+
 /// Who copies in a run.
 #[derive(Clone, Copy)]
 enum Copies {
@@ -68,6 +96,7 @@ pub(crate) struct Rig {
     engine: Engine,
     client: Client,
     bytes: Bytes,
+    memory: Memory,
     rounds_held: u32,
     /// What the kernel at the gate works on.
     numbers: DeviceRange,
@@ -121,6 +150,7 @@ impl Rig {
             engine,
             client,
             bytes,
+            memory: wish.memory,
             rounds_held: ROUNDS_HELD,
             numbers,
             kind: wish.kind,
@@ -153,8 +183,11 @@ impl Rig {
         let on = self.compute[1];
         let mut storages: Vec<Storage> = Vec::new();
         if let Copies::Engine = copies {
-            for _ in 0..self.raw.len() {
-                storages.push(self.engine.alloc(self.bytes, on, "storage")?);
+            for (range, _) in &self.raw {
+                storages.push(match self.memory {
+                    Memory::Adopted => self.engine.adopt(*range, "storage")?,
+                    Memory::Owned => self.engine.alloc(self.bytes, on, "storage")?,
+                });
             }
         }
         self.backend.sync()?;
@@ -207,8 +240,12 @@ impl Rig {
             self.engine.evict(storage.id(), on)?;
         }
         self.engine.flush(on)?;
-        for storage in storages.iter().rev() {
-            self.engine.acquire(storage.id(), on)?;
+        while self.engine.releasable(on)?.is_some() {}
+        for (storage, (range, _)) in storages.iter().zip(&self.raw).rev() {
+            // As a framework does: it has the memory again, and asks for the bytes.
+            if let Acquire::NeedsRoom(_) = self.engine.acquire(storage.id(), on)? {
+                self.engine.refill(storage.id(), *range, on)?;
+            }
         }
         Ok(())
     }

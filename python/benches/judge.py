@@ -51,7 +51,7 @@ class Lines:
         mine, other = self.of(kind, ours), self.of(kind, theirs)
         for run in sorted({line["run"] for line in mine}):
             both = ([line for line in lines if line["run"] == run] for lines in (mine, other))
-            pairs += [(one["said"][field], two["said"][field])
+            pairs += [(one["said"].get(field, 0), two["said"].get(field, 0))
                       for one, two in zip(*both, strict=False)]
         return pairs
 

@@ -65,7 +65,9 @@ def steps_of(workload: Workload, options: argparse.Namespace, output: Output, ta
     out_rate, in_rate = link_bytes_per_second(device, options.small)
     output.say(f"link: {out_rate / 1e9:.2f} GB/s out, {in_rate / 1e9:.2f} GB/s in")
     names = [name for name in workload.ways if name in options.ways]
-    names += [name for name in options.more_ways if name not in names]
+    # What wraps layers wants them checkpointed.
+    names += [name for name in options.more_ways
+              if name not in names and (workload.checkpointed or not name.endswith("wrapper"))]
     found: dict[str, list[Visit]] = {}
     says: dict[str, Any] = {}
     each = -(-options.steps // options.rounds)

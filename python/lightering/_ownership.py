@@ -51,7 +51,12 @@ def identity(tensor: torch.Tensor) -> weakref.ref[torch.UntypedStorage]:
     It lives exactly as long as the storage (``identity(t)() is None`` afterwards), and no later
     storage is ever equal to it, whereas addresses are lent again. Usable as a key of a dict.
     """
-    reference = weakref.ref(tensor.untyped_storage())
+    return identity_of(tensor.untyped_storage())
+
+
+def identity_of(storage: torch.UntypedStorage) -> weakref.ref[torch.UntypedStorage]:
+    """As ``identity``, of the storage itself."""
+    reference = weakref.ref(storage)
     # A weak reference takes the hash of what it refers to, which must be alive the first time.
     hash(reference)
     return reference

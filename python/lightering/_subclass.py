@@ -4,7 +4,8 @@ What it is: takes a DTensor or any other wrapper that says how apart, and makes 
 What it is not: a list of known subclasses. Who has ``__tensor_flatten__`` is known by it; who has
 not, stays as it is.
 Invariant: ``flatten`` gives plain tensors only, and ``rebuild`` of the very same ones gives a
-tensor of the same type, size, stride and metadata. What is unknown gives None: it has to stay.
+tensor of the same type, size, stride and metadata; only the result of a collective comes back as
+the plain tensor that it waits for. What is unknown gives None: it has to stay.
 
     DTensor --_local_tensor--> Tensor            Float8 --data--> Tensor
                                                         --scale-> Tensor
@@ -19,8 +20,8 @@ from typing import Any, cast
 
 import torch
 
-# Bytes of these are not there yet, or are nobody's.
-_UNFIT = ("AsyncCollectiveTensor", "FakeTensor", "FunctionalTensor")
+# These have no bytes.
+_UNFIT = ("FakeTensor", "FunctionalTensor")
 
 
 class Flattened:
@@ -64,6 +65,8 @@ def flatten(tensor: torch.Tensor) -> Flattened | None:
     if is_plain(tensor):
         return Flattened([tensor], _the_only)
     kind = type(tensor)
+    if kind.__name__ == "AsyncCollectiveTensor":
+        return _arrived(tensor)
     if not hasattr(kind, "__tensor_flatten__") or not hasattr(kind, "__tensor_unflatten__"):
         return None
     if any(parent.__name__ in _UNFIT for parent in kind.__mro__):
@@ -88,6 +91,14 @@ def flatten(tensor: torch.Tensor) -> Flattened | None:
         return cast(torch.Tensor, made)
 
     return Flattened([leaf for part in known for leaf in part.leaves], build)
+
+
+def _arrived(tensor: torch.Tensor) -> Flattened | None:
+    """The result of a collective that may be under way: the stream waits, as its reader would."""
+    if not hasattr(tensor, "trigger_wait"):
+        return None
+    with torch.no_grad():
+        return flatten(cast(Any, tensor).trigger_wait())
 
 
 def _the_only(leaves: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -170,7 +170,7 @@ pub(crate) struct Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (device = "auto", pinned_bytes = None, unreleased_bytes = None,
-                        prefetch_bytes = None, *, prefetch_count = 8, streams = 16,
+                        prefetch_bytes = None, *, prefetch_count = 8, streams = 64,
                         time_stalls = false, verify = false, seed = None))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -268,13 +268,6 @@ impl Engine {
     /// Storages whose device bytes may be dropped now.
     fn sweep(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         self.body.call(py, "sweep", |at| at.sweep())
-    }
-
-    /// How many streams were named so far. With more than one, what a sweep names is done for all
-    /// of them as they were when its copies were done; see `retire`.
-    #[getter]
-    fn stream_count(&self, py: Python<'_>) -> PyResult<usize> {
-        self.body.call(py, "stream_count", |at| Ok(at.desk.streams.len()))
     }
 
     /// Takes device bytes of which the caller has the only reference left. A sweep names them once

@@ -225,6 +225,14 @@ def test_a_child_of_a_fork_drops_what_it_has_and_touches_no_device(rig):  # noqa
             y = (x * 2).sin().exp().sum()
             child = os.fork()
             if child == 0:
+                z = (torch.ones(64, requires_grad=True) * 2).sin().sum()
+                z.backward()  # Still inside of the context: everything stays.
+                try:
+                    y.backward()
+                    os._exit(5)
+                except lightering.Usage as error:
+                    if "forked" not in str(error):
+                        os._exit(6)
                 del y
                 gc.collect()
                 try:

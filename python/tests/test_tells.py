@@ -4,6 +4,7 @@ where graphs are compiled or captured.
 
 from __future__ import annotations
 
+import shutil
 import warnings
 
 import harness
@@ -36,6 +37,21 @@ def test_a_mode_that_freed_nothing_says_so_once(rig):  # noqa: F811
             with rig.saved():
                 save(leaf(rig.device), [kept], []).sum().backward()
     assert len([each for each in told if "lightering" in str(each.message)]) == 1
+
+
+def test_a_mode_of_checkpoints_without_one_says_so_once(rig):  # noqa: F811
+    with pytest.warns(UserWarning, match="moved nothing: no checkpoint saved a floating") as told:
+        for _ in range(3):
+            with rig.hidden():
+                harness.loss_of(models.dense(rig.device, checkpoint="none")).backward()
+    assert len([each for each in told if "lightering" in str(each.message)]) == 1
+
+
+def test_a_mode_whose_checkpoints_hide_their_inputs_says_so(rig):  # noqa: F811
+    x = torch.ones(64, device=rig.device, requires_grad=True)
+    with pytest.warns(UserWarning, match="no checkpoint saved a floating"), rig.hidden():
+        out = torch.utils.checkpoint.checkpoint(lambda: torch.sin(x), use_reentrant=False)
+        out.sum().backward()
 
 
 def test_a_mode_that_works_or_is_off_or_is_idle_says_nothing(rig):  # noqa: F811
@@ -72,6 +88,8 @@ def test_a_report_adds_up_and_reads_as_one_line(rig):  # noqa: F811
 def test_compiled_models_have_the_same_bits(rig, backend, what, mode, how):  # noqa: F811
     if backend == "inductor" and rig.kind == "sim":
         pytest.skip("not run: inductor on CPU compiles C++ for minutes; it runs on a GPU")
+    if backend == "inductor" and not (shutil.which("gcc") or shutil.which("cc")):
+        pytest.skip("not run: inductor needs a C compiler, and this machine has none")
 
     def compiled(model):
         torch._dynamo.reset()
@@ -123,6 +141,8 @@ def test_a_captured_graph_keeps_its_tensors_and_says_so():
 
 def test_under_cuda_graph_trees_tensors_stay_and_bits_are_right():
     rigs.gpu_or_skip()
+    if not (shutil.which("gcc") or shutil.which("cc")):
+        pytest.skip("not run: inductor needs a C compiler, and this machine has none")
     found = rigs.make("cuda")
     torch._dynamo.reset()
     torch.manual_seed(0)

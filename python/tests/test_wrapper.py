@@ -218,6 +218,39 @@ def test_wrappers_in_the_other_order_have_the_same_bits(rig):  # noqa: F811
     loss.backward()
 
 
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("outer", [False, True])
+def test_checkpoints_within_checkpoints_have_the_same_bits(rig, outer, inner):  # noqa: F811
+    def step(run_outer, run_inner):
+        def steps(model, _):
+            x = torch.linspace(-1, 1, 64 * 32, device=rig.device).view(64, 32).requires_grad_()
+
+            def block(hidden, first):
+                for layer in model[first:first + 2]:
+                    hidden = run_inner(lambda h, layer=layer: torch.tanh(layer(h)), hidden)
+                return hidden
+
+            hidden = x * 2
+            for first in (0, 2, 4):
+                hidden = run_outer(block, hidden, first)
+            loss = hidden.square().mean()
+            loss.backward()
+            return [loss, x.grad]
+
+        return steps
+
+    def make():
+        return models.seeded(lambda: nn.Sequential(*(nn.Linear(32, 32) for _ in range(6))),
+                             rig.device)
+
+    plain = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    moved = functools.partial(checkpoint, engine=rig.engine)
+    wanted = harness.compare(make, step(plain, plain))
+    found = harness.run(
+        make, step(moved if outer else plain, moved if inner else plain), harness.PLAIN)
+    assert not harness.differences(wanted, found)
+
+
 def test_the_word_of_a_later_torch_is_said_where_it_is_known():
     def later(function, *args, use_reentrant=None, respect_saved_tensors_hooks=False, **kwargs):
         return None

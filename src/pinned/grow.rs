@@ -22,12 +22,13 @@ use super::arena::{Arena, Crew, Pieces};
 use super::class::{GRAIN, STEP};
 use super::ledger::{Ledger, Loan};
 use super::space::Use;
+use super::sync::MutexGuard;
 use super::{Growth, Inner};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
 use rustix::process::getpid;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 /// Pages of a new arena about which the kernel is asked where they are.
@@ -75,7 +76,7 @@ pub(super) fn lend(
         if ledger.closed || growth == Growth::Closed {
             return Err(over(inner, &ledger, "growth is closed"));
         }
-        if !ledger.pinning {
+        if !ledger.is_changing() {
             break;
         }
         ledger = wait(inner, ledger);
@@ -117,7 +118,7 @@ pub(super) fn lend(
 pub(super) fn reserve(inner: &Inner, len: Bytes) -> Result<Bytes> {
     not_forked(inner, "reserve")?;
     let mut ledger = inner.lock();
-    while ledger.pinning {
+    while ledger.is_changing() {
         ledger = wait(inner, ledger);
     }
     let missing = missing(inner, &ledger, len)?;

@@ -240,6 +240,12 @@ impl Ledger {
         whole.map(|(_, seat)| seat.size).sum()
     }
 
+    /// Is somebody pinning, or about to, or giving memory back? What comes of that may be all that
+    /// is missing.
+    pub(super) fn is_changing(&self) -> bool {
+        self.pinning || self.job.is_some() || self.leaving > 0
+    }
+
     /// Bytes in the books that are page-locked.
     pub(super) fn pinned(&self) -> u64 {
         self.space.total() - self.pageable

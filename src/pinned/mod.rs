@@ -40,6 +40,7 @@ mod reservation;
 mod reserve;
 mod space;
 mod stats;
+mod sync;
 
 pub use block::Block;
 pub use budget::Budget;
@@ -61,7 +62,8 @@ use rustix::process::{Pid, getpid};
 use space::Use;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
+use sync::{Condvar, Mutex, MutexGuard};
 
 /// Bytes of all pools of this process that stay page-locked for good: nobody could say that no copy
 /// uses them, or the driver refused to let them go.

@@ -11,12 +11,13 @@
 //! Whoever sets engines up may keep one; only [`crate::pinned`] makes one.
 #![deny(unsafe_code)]
 
+use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::error::{Error, Misuse, Result};
 use crate::unit::Bytes;
 use rustix::process::{Pid, getpid};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Memory that is being page-locked in the background. Dropped, it goes on all the same.

@@ -17,12 +17,12 @@
 
 use super::arena::Arena;
 use super::reservation::{Job, Reservation, State};
+use super::sync::thread;
 use super::{Inner, grow};
 use crate::error::{Error, Kind, Result};
 use crate::unit::Bytes;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::thread;
 
 /// Starts a thread that pins what is missing for `len` bytes to be free.
 pub(super) fn start(inner: &Arc<Inner>, len: Bytes) -> Result<Reservation> {

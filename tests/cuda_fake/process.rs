@@ -11,7 +11,7 @@ use crate::support::quick_pool;
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Arg, Backend, Fence, Grid, Pinner, Timing};
 use lightering::trace::{Actor, Site};
-use lightering::{Bytes, Engine, Misuse, Options, PinnedPool, Storage};
+use lightering::{Bytes, Engine, Misuse, Options, PinnedPool, Storage, StreamId};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -154,12 +154,12 @@ fn the_fake_driver_aborts_when_it_is_called_after_its_end() {
 }
 
 /// An engine at work on the fake driver, whose copies are never seen done.
-type AtWork = (Engine, PinnedPool, Storage, Cuda);
+pub(crate) type AtWork = (Engine, PinnedPool, Storage, Cuda, StreamId);
 static ENGINE: Mutex<Option<AtWork>> = Mutex::new(None);
 /// Longer than any test takes: who waits for it is found out.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-fn at_work() -> AtWork {
+pub(crate) fn at_work() -> AtWork {
     let mut cuda = Cuda::open(0).unwrap();
     let pool = PinnedPool::new(cuda.pinner(), quick_pool(Bytes::kib(64))).unwrap();
     let bounds = Options { drop_deadline: DEADLINE, keep_last_count: 0, ..Options::default() };
@@ -169,7 +169,7 @@ fn at_work() -> AtWork {
     let storage = engine.alloc(Bytes::kib(4), on, "x").unwrap();
     engine.evict(storage.id(), on).unwrap();
     calls();
-    (engine, pool, storage, cuda)
+    (engine, pool, storage, cuda, on)
 }
 
 fn drop_promptly(at_work: AtWork) {
@@ -209,7 +209,7 @@ fn h41_an_engine_dropped_in_a_forked_child_waits_for_nothing() {
         });
         assert_eq!(code, 0, "the child's own words are above");
         script("");
-        let (mut engine, pool, storage, _cuda) = both.into_inner().unwrap().unwrap();
+        let (mut engine, pool, storage, _cuda, _) = both.into_inner().unwrap().unwrap();
         drop(storage);
         engine.drain().unwrap();
         engine.shutdown().unwrap();

@@ -6,6 +6,7 @@ use crate::fake::{
     Alive, Pages, alive, calls, foreign_stream, function, mode, name_of, names, primary, script,
     story,
 };
+use crate::process::at_work;
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Arg, Backend, Cost, Grid, Kernel, Timing};
 use lightering::trace::{Actor, Site};
@@ -359,5 +360,39 @@ fn the_tables_of_handles_have_a_bound() {
         cuda.create_stream().unwrap();
         drop(cuda);
         assert_eq!(alive(), Alive::default());
+    });
+}
+
+/// In a callback of the driver's every call is refused with 800. The engine puts nothing there
+/// itself (`tests/layers.rs`); where somebody else's callback calls it, nothing changes.
+#[test]
+fn h65_what_the_driver_refuses_in_a_callback_changes_nothing() {
+    story(name_of!(h65_what_the_driver_refuses_in_a_callback_changes_nothing), "", || {
+        let (mut engine, _pool, storage, _cuda, on) = at_work();
+        let id = storage.id();
+        engine.flush(on).unwrap();
+        for call in ["cuStreamIsCapturing", "cuEventRecord", "cuStreamWaitEvent", "cuEventQuery"] {
+            let before = engine.residency(id).unwrap();
+            script(&format!("fail:{call}:0:800"));
+            let refused = [
+                engine.acquire(id, on).map(drop),
+                engine.alloc(Bytes(64), on, "x").map(drop),
+                engine.step(),
+            ];
+            assert!(refused.iter().any(Result::is_err), "{call} is not asked for");
+            for error in refused.into_iter().filter_map(Result::err) {
+                assert!(!error.is_lost() && error.driver_code() == Some(800), "{error}");
+            }
+            script("");
+            // What worked all the same is taken back.
+            if engine.residency(id).unwrap() != before {
+                engine.evict(id, on).unwrap();
+                engine.flush(on).unwrap();
+            }
+        }
+        engine.acquire(id, on).unwrap();
+        engine.release(storage, on).unwrap();
+        engine.drain().unwrap();
+        engine.shutdown().unwrap();
     });
 }

@@ -8,7 +8,7 @@ use lightering::hazard::{Checker, Hazard, Kind, Touch};
 use lightering::trace::{Actor, Use};
 use std::collections::{BTreeMap, HashSet};
 
-const PROGRAMS: u64 = 200_000;
+const PROGRAMS: u64 = 1_000_000;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -63,30 +63,57 @@ fn disagree(seed: u64, script: &Script, expected: &[Verdict], found: &[Hazard]) 
     text
 }
 
+/// Sums of many programs.
+#[derive(Default)]
+struct Tally {
+    clean: u64,
+    records: usize,
+    kinds: BTreeMap<Kind, u64>,
+}
+
+/// One program before both: they agree on every hazard.
+fn compare(seed: u64, tally: &mut Tally) {
+    let script = program(seed);
+    let expected = oracle::judge(&script.records);
+    let mut checker = Checker::new();
+    for record in &script.records {
+        checker.push(record);
+    }
+    checker.finish();
+    let found: Vec<Verdict> = checker.hazards().iter().map(verdict).collect();
+    assert!(
+        found == listed(&expected) && checker.total() == expected.len() as u64,
+        "{}",
+        disagree(seed, &script, &expected, checker.hazards())
+    );
+    let is_clean = expected.iter().all(|verdict| verdict.kind == Kind::Leak);
+    tally.clean += u64::from(is_clean);
+    tally.records += script.records.len();
+    expected.iter().for_each(|verdict| *tally.kinds.entry(verdict.kind).or_default() += 1);
+}
+
 #[test]
 fn the_naive_oracle_and_the_checker_agree_on_random_programs() {
     let seeds = seeds();
-    let (mut clean, mut records, mut kinds) = (0_u64, 0, BTreeMap::<Kind, u64>::new());
-    for seed in seeds.clone() {
-        let script = program(seed);
-        let expected = oracle::judge(&script.records);
-        let mut checker = Checker::new();
-        for record in &script.records {
-            checker.push(record);
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut sum = Tally::default();
+    std::thread::scope(|scope| {
+        let work = |worker: usize| {
+            let mine = seeds.clone().skip(worker).step_by(workers);
+            scope.spawn(move || {
+                let mut tally = Tally::default();
+                mine.for_each(|seed| compare(seed, &mut tally));
+                tally
+            })
+        };
+        for worker in (0..workers).map(work).collect::<Vec<_>>() {
+            let part = worker.join().expect("its own words are above");
+            sum.clean += part.clean;
+            sum.records += part.records;
+            part.kinds.into_iter().for_each(|(kind, n)| *sum.kinds.entry(kind).or_default() += n);
         }
-        checker.finish();
-        let found: Vec<Verdict> = checker.hazards().iter().map(verdict).collect();
-        assert!(
-            found == listed(&expected) && checker.total() == expected.len() as u64,
-            "{}",
-            disagree(seed, &script, &expected, checker.hazards())
-        );
-        let is_clean = expected.iter().all(|verdict| verdict.kind == Kind::Leak);
-        clean += u64::from(is_clean);
-        records += script.records.len();
-        expected.iter().for_each(|verdict| *kinds.entry(verdict.kind).or_default() += 1);
-    }
-    let programs = seeds.end - seeds.start;
+    });
+    let (programs, Tally { clean, records, kinds }) = (seeds.end - seeds.start, sum);
     println!("{programs} programs, {records} records, {clean} clean, hazards: {kinds:?}");
     if programs >= 10_000 {
         assert!(clean > programs / 20 && clean < programs / 2, "a mix of clean and not: {clean}");
@@ -101,7 +128,7 @@ fn forgetting_what_is_settled_changes_no_verdict() {
         let outline = |h: &Hazard| (h.kind, h.second.by, h.second.uses);
         checker.hazards().iter().map(outline).collect()
     };
-    for seed in seeds().step_by(4) {
+    for seed in seeds().step_by(20) {
         let script = program(seed);
         let (mut plain, mut tidy) = (Checker::new(), Checker::new());
         for record in &script.records {

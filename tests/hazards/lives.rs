@@ -215,7 +215,7 @@ impl DeviceMemory for Blows {
 /// The one callback there is: a framework's memory, called by an adapter between verbs.
 #[test]
 fn h37_a_panic_in_a_callback_leaves_the_engine_as_it_was() {
-    let mut rig = Rig::new(config(1), quick_pool(POOL), Options { ..options() }, 1);
+    let mut rig = Rig::new(config(1), quick_pool(POOL), options(), 1);
     let on = rig.streams[0];
     let (mut checkpoint, mut memory) = (Checkpoint::new(), Memory::default());
     let range = rig.take(0, LEN).unwrap();

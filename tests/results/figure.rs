@@ -53,9 +53,16 @@ pub(crate) struct Required {
 /// The list of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
-    /// Must they be there? Until then only those that are there are held to it.
-    pub(crate) demanded: bool,
+    /// Tables whose figures must be there; of the others only those that are there are held to it.
+    pub(crate) demanded: Vec<String>,
     pub(crate) figures: Vec<Required>,
+}
+
+impl Asked {
+    /// Must a figure of this name be there?
+    pub(crate) fn demands(&self, name: &str) -> bool {
+        self.demanded.iter().any(|table| table == name.split('.').next().unwrap_or(name))
+    }
 }
 
 impl Figure {
@@ -229,12 +236,23 @@ pub(crate) fn read_figures(file: &str, text: &str) -> Result<Vec<Figure>, Vec<St
 /// The list of figures that must be there, or everything that is wrong with it.
 pub(crate) fn read_required(file: &str, text: &str) -> Result<Asked, Vec<String>> {
     let value = parse(file, text)?;
-    match value.as_object().map(|object| (object.len(), object.get("demanded"))) {
-        Some((2, Some(Value::Bool(demanded)))) => {
-            let figures = list(file, &value["figures"], required)?;
-            Ok(Asked { demanded: *demanded, figures })
-        }
-        _ => Err(vec![format!("{file}: not an object of `demanded` (a bool) and `figures`")]),
+    let parts = value.as_object().map(|object| (object.len(), object.get("demanded")));
+    let Some((2, Some(Value::Array(tables)))) = parts else {
+        return Err(vec![format!("{file}: not an object of `demanded` (tables) and `figures`")]);
+    };
+    let figures = list(file, &value["figures"], required)?;
+    let named = tables.iter().map(|table| table.as_str().map(String::from));
+    let Some(demanded) = named.collect::<Option<Vec<_>>>() else {
+        return Err(vec![format!("{file}: `demanded` has what is no name of a table")]);
+    };
+    let asked = Asked { demanded, figures };
+    let is_of = |table: &&String| {
+        let one = Asked { demanded: vec![table.to_string()], figures: Vec::new() };
+        asked.figures.iter().any(|figure| one.demands(&figure.name))
+    };
+    match asked.demanded.iter().find(|table| !is_of(table)) {
+        Some(table) => Err(vec![format!("{file}: demanded {table}, which has no figures")]),
+        None => Ok(asked),
     }
 }
 

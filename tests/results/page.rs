@@ -114,7 +114,7 @@ pub(crate) fn judge(figures: &Figures, required: &Asked, page: &str) -> Vec<Stri
     let mut problems = Vec::new();
     for asked in &required.figures {
         match figures.get(&asked.name) {
-            None if !required.demanded => {}
+            None if !required.demands(&asked.name) => {}
             None => problems.push(format!("{}: required, but never measured", asked.name)),
             Some(figure) => {
                 let same = figure.unit == asked.unit

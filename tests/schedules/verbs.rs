@@ -265,7 +265,15 @@ impl Machine<'_> {
         }
         self.cancel(i, s)?;
         let next = (s + 1) % self.bench.streams.len();
-        if self.state(i) != Residency::Evicted(Tier::Host) || !self.read(i, next)? {
+        if self.state(i) != Residency::Evicted(Tier::Host) {
+            return Ok(());
+        }
+        if self.dice.rarely(4) {
+            // Nobody reads; a stream that did not acquire them writes all of the bytes.
+            self.acquire(i, next)?;
+            return self.write(i, s);
+        }
+        if !self.read(i, next)? {
             return Ok(());
         }
         self.stream = next;

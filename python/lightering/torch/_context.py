@@ -25,7 +25,7 @@ from .._subclass import flatten, is_plain
 from ..engine import Engine, Size
 from ._packed import Kept, Moved, Packed, Split, unpack
 from ._report import Counts, Report
-from ._stash import Desk
+from ._stash import Desk, is_child
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
 
@@ -46,6 +46,8 @@ class Context:
     """Hooks of one mode. Use a mode, not this."""
 
     _name = "context"
+    _nothing_offered = ""
+    """What is wrong where tensors were saved, and none was one that the mode is about."""
 
     def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
         if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
@@ -82,6 +84,8 @@ class Context:
         stack = self._stack()
         if not stack:
             self._counts = Counts()
+            for desk, _ in self._modes.values():
+                desk.begin()
         hooks = None if self._is_off else _hooks(self._pack, unpack)
         if hooks is not None:
             hooks.__enter__()
@@ -103,6 +107,8 @@ class Context:
         if stack:
             return
         self._stop()
+        if is_child():
+            return
         for desk, _ in self._modes.values():
             desk.flush()
         if kind is None:
@@ -125,11 +131,15 @@ class Context:
 
     def _pack(self, tensor: torch.Tensor) -> Packed:
         """What autograd calls when it saves a tensor."""
+        if is_child():
+            return Kept(tensor)
         why = self._wants(tensor)
         if why is None:
             return self._pack_wanted(tensor)
         if why:
-            self._counts.stay(tensor.numel() * tensor.element_size(), why)
+            self._counts.stay(_extent(tensor), why)
+        else:
+            self._counts.others += 1
         return Kept(tensor)
 
     def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
@@ -138,18 +148,21 @@ class Context:
         flat = flatten(tensor)
         if flat is not None:
             return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
-        self._counts.stay(tensor.numel() * tensor.element_size(), "unknown kind of tensor")
+        self._counts.stay(_extent(tensor), "unknown kind of tensor")
         return Kept(tensor)
 
     def _take(self, tensor: torch.Tensor) -> Kept | Moved:
         """Packs a plain tensor that the mode wants to move."""
-        nbytes = tensor.numel() * tensor.element_size()
         mode = self._mode(tensor.device)
-        why = self._obstacle(tensor, nbytes, mode)
+        why = self._obstacle(tensor, mode)
         if why is None and mode is not None:
             desk, saved = mode
             stash = desk.find(tensor)
-            if stash is None:
+            if stash is not None and stash.version == tensor._version:
+                # However small: who keeps a view keeps the storage that left.
+                return Moved(tensor, stash)
+            why = self._reserve(tensor, desk) if stash is None else "edited since it was saved"
+            if why is None:
                 try:
                     stash = desk.pack(saved, self._counts, tensor, self._name)
                     self._packed(desk, saved)
@@ -158,19 +171,19 @@ class Context:
                     raise
                 except _native.Error as error:
                     why = _reason(error)
-            elif stash.version == tensor._version:
-                return Moved(tensor, stash)
-            else:
-                why = "edited since it was saved"
-        self._counts.stay(nbytes, why or "other device")
+        self._counts.stay(_nbytes(tensor), why or "other device")
         return Kept(tensor)
 
-    def _obstacle(self, tensor: torch.Tensor, nbytes: int, mode: Any) -> str | None:
+    def _reserve(self, tensor: torch.Tensor, desk: Desk) -> str | None:
+        """Why a storage that could move is not worth it."""
+        if _nbytes(tensor) < max(self._min_bytes, 1):
+            return "too small"
+        return "outlived its graph before" if desk.is_of_somebody_else(tensor) else None
+
+    def _obstacle(self, tensor: torch.Tensor, mode: Any) -> str | None:
         """Why a tensor that the mode wants cannot move."""
         if mode is None:
             return "other device"
-        if nbytes < max(self._min_bytes, 1):
-            return "too small"
         if tensor.is_inference():
             return "inference tensor"
         if tensor.is_conj() or tensor.is_neg():
@@ -189,7 +202,11 @@ class Context:
     def _test_itself(self) -> None:
         counts = self._counts
         offered = counts.moved + sum(counts.kept.values())
-        if self._is_off or not offered:
+        if self._is_off:
+            return
+        if not offered:
+            if counts.others and self._nothing_offered:
+                self._warn(self._nothing_offered)
             return
         if not counts.moved:
             most = max(counts.kept, key=lambda why: counts.kept[why])
@@ -228,6 +245,18 @@ class Context:
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of a plain tensor; an expanded one has no more than its storage."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor of any kind."""
+    count = tensor.numel()
+    # While a compiler traces, sizes may be symbols, which asking would fix.
+    return count * tensor.element_size() if type(count) is int else 0
 
 
 def has_cudagraph_trees(device: torch.device) -> bool:

@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 import threading
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -29,7 +29,7 @@ from ._stash import Desk
 _WINDOW_BYTES_MAX = 512 << 20
 
 # Whose frames say that a checkpoint is saving its inputs.
-_APPLY = torch.autograd.Function.apply.__func__.__code__
+_APPLY = cast(Any, torch.autograd.Function.apply).__func__.__code__
 _SAVERS = frozenset(
     inspect.unwrap(function).__code__
     for function in (
@@ -64,6 +64,10 @@ class HiddenStates(Context):
     """
 
     _name = "hidden states"
+    _nothing_offered = (
+        "it moved nothing: no checkpoint saved a floating-point input; checkpoint the layers "
+        "(gradient_checkpointing_enable), or use SavedTensors to move all that they save"
+    )
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class HiddenStates(Context):
         if not self._is_off:
             _keywords.stop()
         for desk, windows in self._windows.items():
-            desk.native.set_windows(*windows)
+            desk.set_windows(*windows)
         self._windows.clear()
         self._largest = 0
 
@@ -92,11 +96,10 @@ class HiddenStates(Context):
         # _pack, then whoever saves: on a thread of autograd there may be nobody below it.
         apply = sys._getframe(1).f_back
         saver = None if apply is None else apply.f_back
-        if apply is None or saver is None or apply.f_code is not _APPLY:
-            return ""
-        if saver.f_code not in _SAVERS:
-            return ""
-        return self._wants_input(tensor, saver.f_locals.get("args", ()))
+        if apply is not None and saver is not None and apply.f_code is _APPLY:
+            if saver.f_code in _SAVERS:
+                return self._wants_input(tensor, saver.f_locals.get("args", ()))
+        return ""
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
         first = next((each for each in args if isinstance(each, torch.Tensor)), None)
@@ -116,7 +119,7 @@ class HiddenStates(Context):
         if desk not in self._windows:
             self._windows[desk] = desk.native.windows()
         window = min(_WINDOW_BYTES_MAX, 2 * self._largest)
-        desk.native.set_windows(window, window)
+        desk.set_windows(window, window)
 
 
 class _Keywords:
@@ -155,7 +158,8 @@ _keywords = _Keywords()
 def _positional(call: Any) -> Any:
     @functools.wraps(call)
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args and "hidden_states" in kwargs and first_is_hidden_states(type(layer)):
+        kind: Any = type(layer)
+        if not args and "hidden_states" in kwargs and first_is_hidden_states(kind):
             args = (kwargs.pop("hidden_states"),)
         return call(layer, *args, **kwargs)
 
@@ -163,10 +167,10 @@ def _positional(call: Any) -> Any:
 
 
 @functools.cache
-def first_is_hidden_states(kind: type) -> bool:
+def first_is_hidden_states(kind: Any) -> bool:
     """Whether a module's ``forward`` takes ``hidden_states`` as its first argument."""
     try:
-        names = list(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
+        names = list(inspect.signature(kind.forward).parameters)
     except (TypeError, ValueError):
         return False
     return names[1:2] == ["hidden_states"]

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 class Counts:
     """Figures under way. Bytes of storages; each storage counts once."""
 
-    __slots__ = ("kept", "moved", "released", "restored")
+    __slots__ = ("kept", "moved", "others", "released", "restored")
 
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
         self.moved = 0
+        self.others = 0
+        """Tensors saved in a forward that the mode is not about."""
         self.released = 0
         self.restored = 0
 

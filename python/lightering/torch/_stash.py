@@ -20,17 +20,21 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _native
-from .._ownership import identity
+from .._ownership import identity, identity_of
 from ..engine import Engine
 from ._memory import Room
 from ._report import Counts
 
 _process = os.getpid()
+
+# So many storages whose readers all came are not looked at: their graph drops them in a moment.
+_RESTING_MIN = 2
 
 
 def _forked() -> None:
@@ -38,8 +42,14 @@ def _forked() -> None:
     _process = -1
 
 
-# A child has the parent's objects but not its device: it drops them and tells nobody.
+# A child has the parent's objects but not its device: it drops them and tells nobody. It takes no
+# lock of theirs either: a thread that is not there may hold it.
 os.register_at_fork(after_in_child=_forked)
+
+
+def is_child() -> bool:
+    """Whether this process was forked off one that imported this module."""
+    return _process < 0
 
 
 class Stash:
@@ -81,12 +91,47 @@ class Stash:
     def __del__(self) -> None:
         if self.lease is None or _process < 0 or sys.is_finalizing():
             return
-        desk = self.desk
         number = self.lease.number
-        with desk.lock:
-            desk.forget(number, self)
-            self.lease = None
-            desk.sweep()
+        # Gives the storage up, and asks nobody.
+        self.lease = None
+        self.desk.lock.bury(number, self.source)
+
+
+class _Lock:
+    """A desk's lock, which a stash that dies never waits for.
+
+    A stash dies anywhere, and so in a collection that runs while its thread holds another desk's
+    lock; threads that waited there for one another's desks would wait for ever. Whoever holds the
+    lock buries what died meanwhile.
+    """
+
+    def __init__(self, bury: Callable[[int, Any], None]) -> None:
+        self._lock = threading.RLock()
+        self._bury = bury
+        self._dead: deque[tuple[int, Any]] = deque()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+        if self._dead:
+            self._bury_the_dead()
+
+    def bury(self, number: int, source: Any) -> None:
+        """A stash of this number and source has died. Does not wait."""
+        self._dead.append((number, source))
+        self._bury_the_dead()
+
+    def _bury_the_dead(self) -> None:
+        while self._dead and self._lock.acquire(blocking=False):
+            try:
+                self._bury(*self._dead.popleft())
+            except (IndexError, _native.Error):
+                # Somebody else was faster; or the engine is lost, as the next verb will tell.
+                pass
+            finally:
+                self._lock.release()
 
 
 class Desk:
@@ -98,14 +143,17 @@ class Desk:
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
-        self.lock = threading.RLock()
+        self.lock = _Lock(self._bury)
         self._held: dict[int, torch.UntypedStorage] = {}
         self._by_number: dict[int, weakref.ref[Stash]] = {}
         self._by_storage: dict[Any, weakref.ref[Stash]] = {}
+        self._others: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._finished: deque[weakref.ref[Stash]] = deque()
+        self.streams: set[int] = set()
+        """Raw handles of the streams that were current in a call so far."""
         self._lingering: list[torch.UntypedStorage] = []
         self._retired: set[int] = set()
-        self._several = False
+        self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
 
     @staticmethod
@@ -124,7 +172,9 @@ class Desk:
         """The raw handle of the stream that is current now, in this thread."""
         if self.is_simulated:
             return _native.HOST_STREAM
-        return torch._C._cuda_getCurrentRawStream(self.index)
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        self.streams.add(stream)
+        return stream
 
     @property
     def live_count(self) -> int:
@@ -184,17 +234,35 @@ class Desk:
         if stash is not None and stash.was_named:
             stash.counts.release(stash)
 
-    def forget(self, number: int, stash: Stash) -> None:
-        """A stash dies: nobody can find it any more."""
-        self._by_number.pop(number, None)
-        source = stash.source()
-        if source is not None:
-            self._by_storage.pop(weakref.ref(source), None)
+    def _bury(self, number: int, source: Any) -> None:
+        """A stash died: nobody can find it any more, and its bytes go when the engine says so."""
+        known = self._by_number.pop(number, None)
+        storage = source()
+        if storage is not None and self._by_storage.get(identity_of(storage)) is known:
+            del self._by_storage[identity_of(storage)]
+        self._drop(self.native.sweep())
+        if storage is not None and number not in self._held:
+            self._others.add(storage)
+
+    def is_of_somebody_else(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's storage left once, and outlived all that had saved it.
+
+        Such as a data set, a cache of rotary embeddings, or a weight that is no parameter: moving
+        it again would free nothing again.
+        """
+        return bool(self._others) and tensor.untyped_storage() in self._others
 
     def fetch(self, stash: Stash) -> torch.UntypedStorage:
-        """The storage's bytes on the device, for a reader that is enqueued next."""
+        """The storage's bytes on the device, for a reader that is enqueued next.
+
+        Raises:
+            lightering.Usage: this is a child of the process that has them.
+        """
+        if is_child():
+            raise _native.Usage("unpack: the process was forked after the tensor left its device")
         with self.lock:
-            self._rest()
+            if self._finished:
+                self._rest(self._window)
             stream = self.stream()
             is_ready, gone = stash.saved.unpack(stash.lease, stream)
             self._drop(gone)
@@ -255,26 +323,58 @@ class Desk:
             self._held[number] = storage
             stash.was_fetched = True
 
-    def _rest(self) -> None:
-        """Storages whose readers all came, and whose graph is kept all the same, leave again."""
-        for _ in range(len(self._finished)):
-            known = self._finished.popleft()
-            stash = known()
-            if stash is not None and stash.waiting == 0 and stash.lease is not None:
-                stash.saved.rest(stash.lease, self.stream())
+    def _rest(self, window: int) -> None:
+        """Storages whose readers all came, and whose graph is kept all the same, leave again.
+
+        A graph that is not kept drops them before they are more than the window.
+        """
+        finished = self._finished
+        while finished and finished[0]() is None:
+            finished.popleft()
+        if window and len(finished) <= _RESTING_MIN:
+            return
+        alive = [stash for known in finished if (stash := known()) is not None]
+        alive = [stash for stash in alive if stash.waiting == 0 and stash.lease is not None]
+        total = sum(stash.nbytes for stash in alive)
+        count = 0
+        while total > window:
+            stash = alive[count]
+            stash.saved.rest(stash.lease, self.stream())
+            total -= stash.nbytes
+            count += 1
+        self._finished = deque(weakref.ref(stash) for stash in alive[count:])
+
+    def set_windows(self, unreleased: int, prefetch: int) -> None:
+        """Sets both of the engine's windows, in bytes."""
+        self.native.set_windows(unreleased, prefetch)
+        self._window = prefetch
+
+    def _is_capturing(self) -> bool:
+        # Whoever asks about an event then ends the capture.
+        return not self.is_simulated and torch.cuda.is_current_stream_capturing()
+
+    def begin(self) -> None:
+        """A step begins; where nothing is saved any more, the one before it is over."""
+        with self.lock:
+            if not self._by_number and not self._is_capturing():
+                self.native.mark_step()
 
     def sweep(self) -> None:
         """Drops what may be dropped."""
         with self.lock:
-            self._drop(self.native.sweep())
+            if not self._is_capturing():
+                self._drop(self.native.sweep())
 
     def flush(self) -> None:
         """Drops all that left: the stream that is current waits for the copies, on the device."""
         with self.lock:
-            self._rest()
-            self._drop(self.native.flush())
+            if not self._is_capturing():
+                self._rest(0)
+                self._drop(self.native.flush())
 
     def _drop(self, gone: list[int]) -> None:
+        if not gone and not self._lingering:
+            return
         for number in gone:
             known = self._by_number.get(number)
             stash = known() if known is not None else None
@@ -283,16 +383,12 @@ class Desk:
             storage = self._held.pop(number, None)
             if number in self._retired:
                 self._retired.discard(number)
-            elif storage is not None and self._has_several_streams():
+            elif storage is not None and len(self.streams) > 1:
                 self._lingering.append(storage)
             # Not in the next turn of the loop: it may be the last reference.
             del storage
         if self._lingering:
             self._retire()
-
-    def _has_several_streams(self) -> bool:
-        self._several = self._several or self.native.stream_count > 1
-        return self._several
 
     def _retire(self) -> None:
         """Of several streams one may still use what others hold a reference to; theirs goes at any

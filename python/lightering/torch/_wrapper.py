@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
@@ -51,7 +52,7 @@ class _Shared(HiddenStates):
         cells = dict(zip(pack_hook.__code__.co_freevars, pack_hook.__closure__ or (), strict=True))
         saver = getattr(cells.get("frame"), "cell_contents", None)
         node = getattr(getattr(saver, "input_saver", None), "grad_fn", None)
-        saved = getattr(node, "_raw_saved_tensors", ())
+        saved: Any = getattr(node, "_raw_saved_tensors", ())
         # The first one is the checkpoint's own dummy.
         if len(saved) > 1:
             with contextlib.suppress(RuntimeError):
@@ -98,13 +99,37 @@ def report(engine: Engine | None = None) -> Report:
     return _mode_of(engine).report()
 
 
+class _Held:
+    """A mode, as a module holds it: copies of the module share it, and a file names it."""
+
+    __slots__ = ("mode",)
+
+    def __init__(self, mode: _Shared) -> None:
+        self.mode = mode
+
+    def __deepcopy__(self, memo: Any) -> _Held:
+        return self
+
+    def __reduce__(self) -> Any:
+        if self.mode not in _shared_default:
+            raise pickle.PicklingError(
+                "a module that offload_wrapper gave an engine of its own (engine=) cannot be "
+                "pickled; its state_dict can"
+            )
+        return _held_default, ()
+
+
+def _held_default() -> _Held:
+    return _Held(_mode_of(None))
+
+
 class OffloadWrapper(ActivationWrapper):
     """What ``offload_wrapper`` returns."""
 
     def __init__(self, module: torch.nn.Module, mode: _Shared) -> None:
         super().__init__(module)
-        self._mode = [mode]
-        self._takes_hidden_states = first_is_hidden_states(type(_innermost(module)))
+        self._mode = _Held(mode)
+        self._takes_hidden_states = first_is_hidden_states(cast(Any, type(_innermost(module))))
 
     @torch._disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +138,7 @@ class OffloadWrapper(ActivationWrapper):
         Raises:
             RuntimeError: nothing checkpoints the module, and it trains.
         """
-        module, mode = self._checkpoint_wrapped_module, self._mode[0]
+        module, mode = self._checkpoint_wrapped_module, self._mode.mode
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return module(*args, **kwargs)
         around = _top_pack_hook()
@@ -225,7 +250,10 @@ def checkpoint(
         Whatever torch's ``checkpoint`` and ``function`` raise.
     """
     options = kwargs if use_reentrant else {**_RESPECTING, **kwargs}
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    around = None if torch.compiler.is_compiling() else _top_pack_hook()
+    is_inside = around is not None and "checkpoint" in around.__module__
+    if torch.compiler.is_compiling() or is_inside or not torch.is_grad_enabled():
+        # Inside of another checkpoint that one drops what is saved, and makes it anew.
         return torch_checkpoint.checkpoint(
             function, *args, use_reentrant=use_reentrant, **options
         )

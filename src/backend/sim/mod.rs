@@ -20,7 +20,8 @@
 //!
 //! Devices of one world share pinned memory and the clock. Several users of one device are like
 //! several libraries in one process that share a CUDA primary context: a stream's raw handle means
-//! the same queue to all of them. Tests, examples and the adapters for plain host memory use it.
+//! the same queue to all of them. A world lives in the process that made it: in a forked child
+//! every verb is `Usage(Forked)`. Tests, examples and the adapters for plain host memory use it.
 //!
 //! ```
 //! use lightering::Bytes;
