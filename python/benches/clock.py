@@ -110,6 +110,16 @@ def clean(built: Built, device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def clean_host() -> None:
+    """Between workloads: pinned memory that torch caches, or ours has, is not kept from the next.
+
+    Not between ways: who pins in every visit would be measured pinning.
+    """
+    gc.collect()
+    if torch.cuda.is_available() and hasattr(torch._C, "_host_emptyCache"):
+        torch._C._host_emptyCache()
+
+
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
     """The middle ratio of the pairs of visits' medians, first with first; of two the worse."""
     ratios = sorted(statistics.median(mine) / statistics.median(other)

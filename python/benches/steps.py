@@ -10,9 +10,10 @@
     lengths  100 steps of ten sequence lengths: does memory stay flat, does it cost time
 
 Prints what it has as it goes, at last one table; adds lines to FOLDER/runs.jsonl, which
-tools/figures.py makes figures of. TRL and DeepSpeed are skipped aloud where they are not installed.
+tools/figures.py makes figures of. TRL and DeepSpeed are skipped aloud where they are not
+installed; peers.sh fetches them for a machine without a network.
 ``--scale small`` on a CPU tries the script itself; such times are marked, and are no figures.
-Two GPUs: sharded_steps.py. judge.py makes the figures that are asked for of all lines in a folder.
+Two GPUs: sharded_steps.py. judge.py makes the figures that are asked for, of all lines in a folder.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from clock import Visit, clean, interval, ratio, visit
+from clock import Visit, clean, clean_host, interval, ratio, visit
 from judge import judge
 from memory import pack_pairs, ten_lengths
 from output import Output, gigabytes, percent
@@ -106,7 +107,9 @@ def steps_of(workload: Workload, options: argparse.Namespace, output: Output, ta
                 "applications": built.applications, "versions": versions(), **says[name]})
     for name, visits in found.items():
         add_row(table, workload, name, visits, found, says[name], (out_rate, in_rate))
+    built.model.to("meta")
     del built
+    clean_host()
 
 
 def add_row(

@@ -102,7 +102,7 @@ WORKLOADS = {
         Workload("short-0.6b", "layer inputs, short, Qwen3-0.6B shape, 8 x 512",
                  dataclasses.replace(_QWEN3_06, batch=8, tokens=512), _INPUTS, "checkpoint"),
         Workload("saved-0.6b", "every saved tensor, Qwen3-0.6B shape, 4 x 4096",
-                 _QWEN3_06, ("none", "torch-all", "trl-all", "ours-all"), "none",
+                 _QWEN3_06, ("none", "ours-all", "trl-all", "torch-all"), "none",
                  checkpointed=False,
                  first=("none", "torch-all", "trl-all", "ours-all", "ours-all-reserved-warm"),
                  reserve_bytes=36 << 30),
