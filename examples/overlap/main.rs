@@ -215,7 +215,8 @@ impl Figures {
     fn json(&self, wish: &Wish) -> String {
         let Figures { copy, compute, both, both_raw, ratio, enqueue, enqueue_raw } = self;
         format!(
-            "{{\"compute\": \"{}\", \"memory\": \"{}\", \"copy_seconds\": {copy}, \"compute_seconds\": {compute}, \
+            "{{\"compute\": \"{}\", \"memory\": \"{}\", \"copy_seconds\": {copy}, \
+             \"compute_seconds\": {compute}, \
              \"both_seconds\": {both}, \"both_raw_seconds\": {both_raw}, \"ratio\": {ratio}, \
              \"enqueue_seconds\": {enqueue}, \"enqueue_raw_seconds\": {enqueue_raw}}}\n",
             wish.kind.name(),
