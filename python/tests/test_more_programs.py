@@ -193,8 +193,15 @@ def test_a_mode_of_layer_inputs_around_a_model_that_checkpoints_nothing_says_so(
         warnings.simplefilter("error")
         with context:
             loss_of(model).backward()
-    # An evaluation is no mistake.
+    # Neither an evaluation is a mistake, nor a context around a backward alone, whose recompute
+    # saves tensors.
     _context._told.clear()
+    checkpointed = models.dense(rig.device, checkpoint="reentrant")
+    with context:
+        loss = loss_of(checkpointed)
+    with warnings.catch_warnings(), context:
+        warnings.simplefilter("error")
+        loss.backward()
     with warnings.catch_warnings(), torch.no_grad(), context:
         warnings.simplefilter("error")
         loss_of(model)
