@@ -122,7 +122,7 @@ fn session() -> Vec<String> {
     for figure in demanded().figures {
         let just = format!("[[{:?}, 1.0]]", figure.threshold);
         let (part, pairs) = match figure.name.split('.').next().unwrap() {
-            "link" | "latency" | "prefetch" | "rows" | "scale" => {
+            "link" | "latency" | "prefetch" | "rows" | "two" | "scale" => {
                 ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]")
             }
             part @ ("pinned" | "torch") => (part, just.as_str()),
@@ -264,4 +264,61 @@ fn a_second_session_of_a_day_replaces_what_it_measured_and_no_more() {
     assert_eq!(both["overlap.hbm_over_raw"].value, 0.202);
     let log = fs::read_to_string(folder.0.join("2026-12-01-h200.log")).unwrap();
     assert_eq!(log.matches("said").count(), 2, "the logs of both are kept");
+}
+
+/// Runs the tool that draws; `None` without Python.
+fn draw(folder: &Path, more: &[&str]) -> Option<(bool, String)> {
+    let tool = root().join("tools/picture.py");
+    let into = folder.join("bandwidth.svg");
+    let mut command = Command::new("python3");
+    command.arg(tool).arg("--results").arg(folder).arg("--into").arg(into).args(more);
+    let Ok(output) = command.output() else {
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "figures: no python3 on this machine: not tried").unwrap();
+        return None;
+    };
+    let text = [output.stdout, output.stderr].concat();
+    Some((output.status.success(), String::from_utf8(text).unwrap()))
+}
+
+#[test]
+fn a_picture_shows_every_size_measured_and_is_made_anew_when_figures_change() {
+    let folder = Folder::new(MACHINE, &session());
+    fs::remove_file(folder.0.join("runs.jsonl")).unwrap();
+    let Some((_, said)) = draw(&folder.0, &[]) else { return };
+    assert!(said.contains("nothing to draw"), "{said}");
+    let figure = |name: &str, value: f64| {
+        format!(
+            r#"{{"name": "{name}", "value": {value}, "reference": 54.0, "date": "2026-12-01",
+            "hardware": "NVIDIA H200", "driver": "580"}}"#
+        )
+    };
+    let write = |value: f64| {
+        let all = [
+            figure("link.out-1mib", 47.0),
+            figure("link.out-16mib", value),
+            figure("link.out-1gib", 54.0),
+            figure("link.in-16mib", 53.0),
+            figure("link.both", 92.0),
+        ];
+        fs::write(folder.0.join("2026-12-01-h200.json"), format!("[{}]", all.join(", "))).unwrap();
+    };
+    write(53.0);
+    assert!(draw(&folder.0, &[]).unwrap().0);
+    let picture = fs::read_to_string(folder.0.join("bandwidth.svg")).unwrap();
+    assert_eq!(picture.matches("<polyline").count(), 4, "two ways, ours and raw");
+    for label in ["1 MiB", "16 MiB", "1 GiB", "out, raw", "in, lightering", "NVIDIA H200"] {
+        assert!(picture.contains(label), "{label}: {picture}");
+    }
+    assert!(draw(&folder.0, &["--check"]).unwrap().0);
+    write(51.0);
+    let (same, said) = draw(&folder.0, &["--check"]).unwrap();
+    assert!(!same && said.contains("tools/picture.py"), "{said}");
+}
+
+#[test]
+fn the_picture_in_the_docs_says_what_the_files_say() {
+    let tool = root().join("tools/picture.py");
+    let Ok(output) = Command::new("python3").arg(tool).arg("--check").output() else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

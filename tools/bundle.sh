@@ -58,6 +58,8 @@ fi
 tools/wheel.sh "$out/python"
 cp -r python/tests "$out/python/"
 [ ! -d python/benches ] || cp -r python/benches "$out/python/"
+mkdir -p "$out/python/benches"
+cp benches/pytorch_pinned.py "$out/python/benches/"
 # Pure Python, for machines without one.
 python3 -m pip install --quiet --no-compile --target "$out/python/site" pytest
 find "$out/python" -name __pycache__ -prune -exec rm -rf {} +

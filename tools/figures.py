@@ -25,7 +25,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
 OWNED = tuple(f"{kind}-owned" for kind in KINDS)
-TOLD = ("link", "latency", "prefetch", "rows", "scale", "pinned", "torch")
+TOLD = ("link", "latency", "prefetch", "rows", "two", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
 
@@ -281,7 +281,7 @@ def add(figures, machine, folder, results):
     path.write_text(written(sorted(kept + figures, key=lambda one: one["name"])))
     with open(results / f"{machine.file()}.log", "a") as log:
         log.write(read(folder / "machine.txt") + read(folder / "all.log"))
-    print(f"{len(figures)} figures are in {path}")
+    print(f"{len(figures)} figures are in {path}; tools/picture.py draws them anew")
 
 
 def main():

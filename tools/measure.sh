@@ -208,6 +208,9 @@ measure_overlap() {
 measure_link() {
     figures_of '' bench-link --device "$device" "${queued[@]}"
     figures_of '' bench-scale
+    if [ "$(nvidia-smi --list-gpus 2> /dev/null | wc -l)" -gt 1 ]; then
+        figures_of '' bench-link --device "$device" "${queued[@]}" two
+    fi
 }
 
 # What criterion says of a bench, beside the most that it may take, in nanoseconds.

@@ -155,7 +155,7 @@ impl Rig {
         self.let_go(self.compute.id)
     }
 
-    fn ours_each_way(&mut self) -> Result<[f64; 2]> {
+    pub(crate) fn ours_each_way(&mut self) -> Result<[f64; 2]> {
         let storages = self.adopt()?;
         self.hold()?;
         self.evict(&storages)?;
@@ -184,7 +184,7 @@ impl Rig {
         Ok([out, back])
     }
 
-    fn ours_both(&mut self) -> Result<f64> {
+    pub(crate) fn ours_both(&mut self) -> Result<f64> {
         let half = self.raw.len() / 2;
         let storages = self.adopt()?;
         self.evict(&storages[half..])?;
@@ -200,7 +200,7 @@ impl Rig {
         Ok(seconds)
     }
 
-    fn raw_both(&mut self) -> Result<f64> {
+    pub(crate) fn raw_both(&mut self) -> Result<f64> {
         let (half, all) = (self.raw.len() / 2, self.raw.len());
         self.hold()?;
         self.raw_out(0..half, WHOLE)?;

@@ -31,6 +31,7 @@ mod emulator;
 mod latency;
 mod rig;
 mod rows;
+mod two;
 
 use lightering::backend::sim::{Config, Model, World};
 use lightering::backend::{Backend, Spec};
@@ -50,6 +51,7 @@ Usage: link [options] [measure...]
   latency     the host's time for evict and refill (CUDA only)
   prefetch    a pass over 64 layers whose inputs come back, by depth and by amount of compute
   rows        many small ranges, and rows at a stride, out and back
+  two         the next device beside this one, each alone and both at once
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
 
@@ -63,7 +65,7 @@ Without a measure: the first seven.
 ";
 
 const PAIRS_MAX: usize = 1000;
-const MEASURES: [(&str, Measure); 9] = [
+const MEASURES: [(&str, Measure); 10] = [
     ("bandwidth", copies::bandwidth),
     ("both", copies::both),
     ("urgent", copies::urgent),
@@ -71,6 +73,7 @@ const MEASURES: [(&str, Measure); 9] = [
     ("latency", latency::latency),
     ("prefetch", ahead::ahead),
     ("rows", rows::rows),
+    ("two", two::two),
     ("trunks", copies::trunks),
     ("beside", beside::beside),
 ];
@@ -163,7 +166,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn open(wish: &Wish) -> Result<Bench> {
+    fn new(wish: &Wish) -> Result<Bench> {
         let world = World::new(Config::times_only(Model::default()));
         let (spec, first) = match wish.spec {
             Spec::Auto => match lightering::open("cuda:0") {
@@ -181,8 +184,7 @@ impl Bench {
         // Ours and raw, each rounded up by at most an eighth, and room for what lies between.
         let budget = Budget::Bytes(Bytes(wish.total.0 * 3));
         let pool = PinnedPool::new(first.pinner(), PoolOptions { budget, ..Default::default() })?;
-        pool.reserve(Bytes(wish.total.0 * 9 / 8))?;
-        pool.reserve(Bytes(wish.total.0 * 9 / 8))?;
+        pool.reserve(Bytes(wish.total.0 / 4 * 9))?;
         Ok(Bench {
             spec,
             simulated: about.simulated,
@@ -201,6 +203,15 @@ impl Bench {
             0 => None,
             count => Some(count as usize),
         }
+    }
+
+    /// The device of that ordinal, of the kind that is measured.
+    fn open(&self, ordinal: u32) -> Result<Box<dyn Backend>> {
+        let spec = match self.spec {
+            Spec::Sim(_) => Spec::Sim(ordinal),
+            _ => Spec::Cuda(ordinal),
+        };
+        device(spec, &self.world)
     }
 
     fn rig(&self, plan: &Plan) -> Result<Rig> {
@@ -286,7 +297,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
 }
 
 fn run(wish: &Wish) -> Result<()> {
-    let bench = Bench::open(wish)?;
+    let bench = Bench::new(wish)?;
     let head = ["figure", "ours", "raw", "unit", "ratio", "spread of the ratio"];
     let [name, ours, raw, unit, ratio, spread] = head;
     println!("{name:34} {ours:>10} {raw:>10} {unit:5} {ratio:>8}   {spread}");

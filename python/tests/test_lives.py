@@ -247,6 +247,23 @@ def test_a_child_of_a_fork_drops_what_it_has_and_touches_no_device(rig):  # noqa
     assert (found.returncode, found.stdout) == (0, "0 True\n"), found.stderr
 
 
+def test_an_engine_goes_with_its_last_owner(rig):  # noqa: F811
+    import weakref
+
+    import rig as rigs
+
+    found = rigs.make(rig.kind)
+    with found.saved():
+        harness.loss_of(models.dense(found.device, checkpoint="none")).backward()
+    known = weakref.ref(found.desk), weakref.ref(found.engine)
+    gc.disable()
+    try:
+        del found
+        assert [each() for each in known] == [None, None], "no collection is needed"
+    finally:
+        gc.enable()
+
+
 def test_workers_of_a_data_loader_do_no_harm(rig):  # noqa: F811
     found = run_script("""
         data = torch.utils.data.DataLoader(torch.arange(12.0).view(6, 2), num_workers=2)

@@ -6,14 +6,15 @@
 //! Invariant: the nine laws at the top of the crate. Each wait and each question names its site.
 //!
 //! ```text
-//!   adopt, alloc -> offer, evict -> releasable, flush -> wanted, prefetch -> acquire, refill
-//!                    evict.rs        release.rs           refill.rs           owned.rs
+//!   adopt, alloc -> offer, evict -> releasable, flush -> wanted, prefetch -> acquire
+//!                    evict.rs        release.rs           refill.rs           acquire.rs owned.rs
 //!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
-//!                    verify.rs
+//!   gather, scatter: batch.rs     spans: timeline.rs    sums: verify.rs
 //! ```
 //!
 //! Adapters, the C ABI and users call it.
 
+mod acquire;
 mod batch;
 mod close;
 mod evict;
@@ -27,10 +28,10 @@ mod stats;
 mod timeline;
 mod verify;
 
+pub use acquire::Acquire;
 pub use batch::Batch;
 pub use evict::Evict;
 pub use options::Options;
-pub use refill::Acquire;
 pub use shared::Shared;
 pub use stats::{KeptCount, Stats};
 pub use timeline::{Span, Track};

@@ -39,6 +39,8 @@ pub(super) struct Ledger {
     /// The stream has passed this copy of the out lane, and so all before it.
     passed_out: u64,
     fence: Option<Fence>,
+    /// The points of the last fence, gone; kept for its room.
+    points: Vec<Point>,
 }
 
 /// Places a queue may have beyond twice the storages alive before it is looked through.
@@ -63,6 +65,7 @@ impl Ledger {
             latest: None,
             passed_out: 0,
             fence: None,
+            points: Vec::new(),
         }
     }
 
@@ -102,7 +105,15 @@ impl Ledger {
         });
         if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
             fence.covers = covers;
-            self.fence.take_if(|fence| fence.covers == 0);
+            self.end_fence();
+        }
+    }
+
+    /// A fence that nobody waits for goes, and its events are free for others.
+    fn end_fence(&mut self) {
+        if let Some(mut fence) = self.fence.take_if(|fence| fence.covers == 0) {
+            fence.points.clear();
+            self.points = fence.points;
         }
     }
 
@@ -115,8 +126,7 @@ impl Ledger {
     fn uncover(&mut self, owner: Owner) {
         if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
             fence.covers -= 1;
-            // Its events are wanted elsewhere.
-            self.fence.take_if(|fence| fence.covers == 0);
+            self.end_fence();
         }
     }
 
@@ -274,7 +284,7 @@ impl Engine {
                 return Ok(false);
             }
             self.free_events()?;
-            let mut points = Vec::with_capacity(self.ledgers.len());
+            let mut points = std::mem::take(&mut self.ledgers[on].points);
             for index in 0..self.ledgers.len() {
                 let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);
                 points.push(self.seen(point)?);

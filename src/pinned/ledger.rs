@@ -35,6 +35,8 @@ use std::sync::Arc;
 
 /// Whose a block is that nobody can settle any more.
 const NOBODY: u32 = u32::MAX;
+/// The most returns that are merged at once after sizes have changed.
+const MERGES_MAX: u64 = 1 << 20;
 
 /// What the ledger knows of a block beside its place.
 #[derive(Debug)]
@@ -115,6 +117,8 @@ pub(super) struct Ledger {
     pub(super) space: Space,
     pub(super) tags: Vec<Tag>,
     pub(super) idle: Box<[List; SHELVES]>,
+    /// One bit for every shelf that may have idle blocks.
+    stocked: [u64; SHELVES.div_ceil(64)],
     pub(super) seats: Slab<Seat>,
     pub(super) accounts: Slab<Account>,
     /// Bytes asked for, of the lent blocks.
@@ -138,6 +142,9 @@ pub(super) struct Ledger {
     /// The background reservation, as long as it runs.
     pub(super) job: Option<Arc<Job>>,
     pub(super) counts: Counts,
+    /// How many blocks that come back are merged at once, from now on and at the next drift.
+    merges: u64,
+    patience: u64,
     /// The last ticket given out.
     pub(super) ticket: u64,
     /// Whose busy blocks are asked about first.
@@ -150,6 +157,7 @@ impl Ledger {
             space: Space::new(),
             tags: Vec::new(),
             idle: Box::new([List::EMPTY; SHELVES]),
+            stocked: [0; SHELVES.div_ceil(64)],
             seats: Slab::new(),
             accounts: Slab::new(),
             requested: 0,
@@ -165,6 +173,8 @@ impl Ledger {
             spare: Vec::new(),
             job: None,
             counts: Counts::default(),
+            merges: 0,
+            patience: 0,
             ticket: 0,
             turn: 0,
         }
@@ -277,9 +287,27 @@ impl Ledger {
             let loan = self.enter(busy, slot, len, name);
             return Some(Loan { after: event, ..loan });
         }
-        let id = if allowed { self.space.take(room)? } else { return None };
+        if !allowed {
+            return None;
+        }
+        if self.space.bytes(Use::Idle) > 0 {
+            self.drift();
+        }
+        let id = self.space.take(room)?;
         self.counts.lends_split += 1;
         Some(self.enter(id, slot, len, name))
+    }
+
+    /// Sizes have changed. What is idle lies where the old sizes put it, and new ones that happen
+    /// to fit there would leave holes between them: so all of it is merged, and for a while
+    /// whatever comes back is. The while is longer each time, so that under sizes that never repeat
+    /// it is seldom over.
+    fn drift(&mut self) {
+        self.flush();
+        self.counts.drifts += 1;
+        let now = self.blocks as u64 + 1;
+        self.patience = (2 * self.patience).clamp(8 * now, MERGES_MAX.max(8 * now));
+        self.merges = self.patience;
     }
 
     /// A lent block comes back: idle, or busy until `event` is done.
@@ -341,14 +369,24 @@ impl Ledger {
 
     /// Merges everything that is idle.
     pub(super) fn flush(&mut self) {
-        for on in 0..SHELVES {
-            let mut id = std::mem::replace(&mut self.idle[on], List::EMPTY).head;
-            while id != NONE {
-                let next = self.space.next(id, Thread::Size);
-                self.tags[id as usize].arena = None;
-                self.space.free(id);
-                id = next;
+        for word in 0..self.stocked.len() {
+            let mut bits = std::mem::take(&mut self.stocked[word]);
+            while bits != 0 {
+                let on = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                self.clear(on);
             }
+        }
+    }
+
+    /// Merges what is idle on one shelf.
+    fn clear(&mut self, on: usize) {
+        let mut id = std::mem::replace(&mut self.idle[on], List::EMPTY).head;
+        while id != NONE {
+            let next = self.space.next(id, Thread::Size);
+            self.tags[id as usize].arena = None;
+            self.space.free(id);
+            id = next;
         }
     }
 
@@ -407,10 +445,16 @@ impl Ledger {
         if self.seats[self.space.extent(id) as usize].pageable {
             return self.retire(id);
         }
+        if self.merges > 0 {
+            self.merges -= 1;
+            self.tags[id as usize].arena = None;
+            return self.space.free(id);
+        }
         let on = shelf(self.space.size(id));
         self.space.reuse(id, Use::Idle);
         let mut list = self.idle[on];
         self.space.push_front(&mut list, Thread::Size, id);
         self.idle[on] = list;
+        self.stocked[on / 64] |= 1 << (on % 64);
     }
 }

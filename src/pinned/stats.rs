@@ -24,6 +24,8 @@ pub struct Counts {
     pub lends_behind: u64,
     /// Blocks lent by splitting a free range.
     pub lends_split: u64,
+    /// Requests that found idle blocks and none of their size, upon which all of them were merged.
+    pub drifts: u64,
     /// Blocks lent that are not page-locked.
     pub lends_pageable: u64,
     /// Requests refused for want of room, quota or numbers.

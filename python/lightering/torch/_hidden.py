@@ -112,7 +112,7 @@ class HiddenStates(Context):
         return None
 
     def _packed(self, desk: Desk, saved: Any) -> None:
-        if desk.engine._has_own_windows or saved.largest <= self._largest:
+        if desk.has_own_windows or saved.largest <= self._largest:
             return
         # Two items: one that leaves or comes, and one more.
         self._largest = saved.largest

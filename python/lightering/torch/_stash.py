@@ -107,7 +107,8 @@ class _Lock:
 
     def __init__(self, bury: Callable[[int, Any], None]) -> None:
         self._lock = threading.RLock()
-        self._bury = bury
+        # Not the desk itself, which has this lock.
+        self._bury = weakref.WeakMethod(bury)
         self._dead: deque[tuple[int, Any]] = deque()
 
     def __enter__(self) -> None:
@@ -126,7 +127,9 @@ class _Lock:
     def _bury_the_dead(self) -> None:
         while self._dead and self._lock.acquire(blocking=False):
             try:
-                self._bury(*self._dead.popleft())
+                dead, bury = self._dead.popleft(), self._bury()
+                if bury is not None:
+                    bury(*dead)
             except (IndexError, _native.Error):
                 # Somebody else was faster; or the engine is lost, as the next verb will tell.
                 pass
@@ -138,8 +141,9 @@ class Desk:
     """What one engine's contexts share: stashes, and references to device bytes."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        # Not the engine itself, which has this desk: they would be collected late.
         self.native = engine._native
+        self.has_own_windows = engine._has_own_windows
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
@@ -153,6 +157,7 @@ class Desk:
         """Raw handles of the streams that were current in a call so far."""
         self._lingering: list[torch.UntypedStorage] = []
         self._retired: set[int] = set()
+        self._early: set[int] = set()
         self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
 
@@ -383,6 +388,9 @@ class Desk:
             storage = self._held.pop(number, None)
             if number in self._retired:
                 self._retired.discard(number)
+            elif storage is None and number not in self._by_number:
+                # Named while `_retire` was told its number: a stash died just then.
+                self._early.add(number)
             elif storage is not None and len(self.streams) > 1:
                 self._lingering.append(storage)
             # Not in the next turn of the loop: it may be the last reference.
@@ -399,5 +407,8 @@ class Desk:
                 self._lingering.append(storage)
                 continue
             number = self.native.retire(storage.data_ptr(), storage.nbytes())
-            self._retired.add(number)
-            self._held[number] = storage
+            if number in self._early:
+                self._early.discard(number)
+            else:
+                self._retired.add(number)
+                self._held[number] = storage

@@ -1,0 +1,121 @@
+//! Two devices of one host, each with an engine of its own, on one pool of pinned memory.
+//!
+//! What it is not: two processes; two runs of this program are.
+//!
+//! Invariant: a device's figures are its own events'; a thread for each starts its copies when the
+//! other does. Alone means: while the other device has nothing to do.
+//!
+//! ```text
+//!   thread 0   ..|== out ==|..|== both ways ==|..     barrier before each
+//!   thread 1   ..|== out ==|..|== both ways ==|..
+//! ```
+//!
+//! `main` uses it.
+
+use crate::rig::{Plan, Rig};
+use crate::{Bench, Better, Row};
+use lightering::{Bytes, Error, Kind, Result};
+use std::sync::Barrier;
+
+const BYTES: Bytes = Bytes::mib(64);
+
+/// What one device moved a second, in one round.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    /// Out and in, alone.
+    alone: [f64; 2],
+    /// The same while the other does so, too.
+    together: [f64; 2],
+    /// Both ways at once, while the other does so: through the engine, and raw.
+    both: [f64; 2],
+}
+
+/// Sums over both devices: together beside alone, and both ways beside raw.
+pub(crate) fn two(bench: &Bench) -> Result<Vec<Row>> {
+    let count = (bench.total.0 / 2 / BYTES.0) as usize;
+    let ordinals = [bench.ordinal, bench.ordinal + 1];
+    if count < 2 || bench.open(ordinals[1]).is_err() {
+        return Ok(Vec::new());
+    }
+    let barrier = Barrier::new(2);
+    let rounds = std::thread::scope(|scope| {
+        let threads = [0, 1].map(|nth| {
+            let (barrier, ordinal) = (&barrier, ordinals[nth]);
+            scope.spawn(move || device(bench, ordinal, nth, count, barrier))
+        });
+        threads.map(|thread| {
+            let gone = |_| Error::new(Kind::Lost, "thread").detail("it panicked");
+            thread.join().map_err(gone).and_then(|rounds| rounds)
+        })
+    });
+    let [first, second] = rounds;
+    let (first, second) = (first?, second?);
+    let row = |name: &str| Row::new(format!("two.{name}"), "GB/s", Better::Higher);
+    let (mut ways, mut both) = ([row("out"), row("in")], row("both"));
+    for (a, b) in first.iter().zip(&second) {
+        for (way, row) in ways.iter_mut().enumerate() {
+            row.pairs.push((a.together[way] + b.together[way], a.alone[way] + b.alone[way]));
+        }
+        both.pairs.push((a.both[0] + b.both[0], a.both[1] + b.both[1]));
+    }
+    Ok(ways.into_iter().chain([both]).collect())
+}
+
+/// One device's part. Both go through the same barriers, whatever happens to one.
+fn device(
+    bench: &Bench,
+    ordinal: u32,
+    nth: usize,
+    count: usize,
+    barrier: &Barrier,
+) -> Result<Vec<Round>> {
+    let mut rig = bench.rig_on(ordinal, &Plan::new(BYTES, count))?;
+    let gigabytes = rig.all() / 1e9;
+    let rate = |seconds: [f64; 2]| seconds.map(|seconds| gigabytes / seconds);
+    let mut rounds = Vec::with_capacity(bench.pairs);
+    let mut failed = None;
+    let mut keep = |result: Result<f64>| -> f64 {
+        result.unwrap_or_else(|error| {
+            failed.get_or_insert(error);
+            f64::NAN
+        })
+    };
+    for _ in 0..bench.pairs + 1 {
+        let mut round = Round::default();
+        for turn in 0..2 {
+            barrier.wait();
+            if turn == nth {
+                let both = pair(rig.ours_each_way());
+                round.alone = rate(both.map(&mut keep));
+            }
+        }
+        barrier.wait();
+        let both = pair(rig.ours_each_way());
+        round.together = rate(both.map(&mut keep));
+        barrier.wait();
+        round.both[0] = gigabytes / keep(rig.ours_both());
+        barrier.wait();
+        round.both[1] = gigabytes / keep(rig.raw_both());
+        rounds.push(round);
+    }
+    // The first round warms up.
+    rounds.remove(0);
+    match failed {
+        Some(error) => Err(error),
+        None => rig.close().map(|()| rounds),
+    }
+}
+
+fn pair(seconds: Result<[f64; 2]>) -> [Result<f64>; 2] {
+    match seconds {
+        Ok([out, back]) => [Ok(out), Ok(back)],
+        Err(error) => [Err(error.clone()), Err(error)],
+    }
+}
+
+impl Bench {
+    /// A rig on another device of the same kind.
+    fn rig_on(&self, ordinal: u32, plan: &Plan) -> Result<Rig> {
+        Rig::new([self.open(ordinal)?, self.open(ordinal)?], &self.pool, plan)
+    }
+}
