@@ -29,8 +29,9 @@ trap 'rm -rf "$site"' EXIT
 LIGHTERING_COMMIT=$(cat "$here/COMMIT")
 export LIGHTERING_COMMIT LIGHTERING_RESULTS=$folder
 # The machine's own pytest goes first; the bundle's is there where it has none.
-export PYTHONPATH=$site PYTHONDONTWRITEBYTECODE=1
-"$python" -c 'import pytest' 2> /dev/null || export PYTHONPATH=$site:$here/python/site
+# What was there before stays behind it: peers.sh fetches peers into such a folder.
+export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+"$python" -c 'import pytest' 2> /dev/null || export PYTHONPATH=$PYTHONPATH:$here/python/site
 cd "$here/python" || exit 2
 {
     echo "commit $LIGHTERING_COMMIT"

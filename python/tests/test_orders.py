@@ -106,5 +106,6 @@ def test_nothing_grows_over_two_hundred_changing_steps(rig):  # noqa: F811
             pinned.append(stats["pinned_bytes"])
             assert (rig.desk.live_count, rig.desk.held_bytes) == (0, 0)
             assert stats["storage_count"] == 0
+            assert not rig.desk._early and not rig.desk._retired
             assert len(rig.desk._by_storage) == 0 and len(rig.desk._finished) <= 8
     assert len(set(pinned)) == 1, f"pinned bytes over the steps: {pinned}"

@@ -218,6 +218,17 @@ def test_wrappers_in_the_other_order_have_the_same_bits(rig):  # noqa: F811
     loss.backward()
 
 
+def test_hooks_of_others_that_are_no_functions_are_passed_over(rig):  # noqa: F811
+    layer = offload_wrapper(checkpoint_wrapper(nn.Linear(32, 32).to(rig.device)),
+                            engine=rig.engine)
+    x = torch.ones(64, 32, device=rig.device, requires_grad=True)
+    same = functools.partial(lambda tensor: tensor)
+    with torch.autograd.graph.saved_tensors_hooks(same, same):
+        out = checkpoint(torch.sin, layer(x * 2), engine=rig.engine)
+    out.sum().backward()
+    assert x.grad is not None and rig.engine.stats()["evicted_count"] >= 1
+
+
 @pytest.mark.parametrize("inner", [False, True])
 @pytest.mark.parametrize("outer", [False, True])
 def test_checkpoints_within_checkpoints_have_the_same_bits(rig, outer, inner):  # noqa: F811

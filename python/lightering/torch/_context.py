@@ -138,7 +138,7 @@ class Context:
             return self._pack_wanted(tensor)
         if why:
             self._counts.stay(_extent(tensor), why)
-        else:
+        elif torch._C._current_graph_task_id() == -1:
             self._counts.others += 1
         return Kept(tensor)
 

@@ -157,6 +157,7 @@ class Desk:
         """Raw handles of the streams that were current in a call so far."""
         self._lingering: list[torch.UntypedStorage] = []
         self._retired: set[int] = set()
+        self._early: set[int] = set()
         self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
 
@@ -387,6 +388,9 @@ class Desk:
             storage = self._held.pop(number, None)
             if number in self._retired:
                 self._retired.discard(number)
+            elif storage is None and number not in self._by_number:
+                # Named while `_retire` was told its number: a stash died just then.
+                self._early.add(number)
             elif storage is not None and len(self.streams) > 1:
                 self._lingering.append(storage)
             # Not in the next turn of the loop: it may be the last reference.
@@ -403,5 +407,8 @@ class Desk:
                 self._lingering.append(storage)
                 continue
             number = self.native.retire(storage.data_ptr(), storage.nbytes())
-            self._retired.add(number)
-            self._held[number] = storage
+            if number in self._early:
+                self._early.discard(number)
+            else:
+                self._retired.add(number)
+                self._held[number] = storage

@@ -141,12 +141,11 @@ class OffloadWrapper(ActivationWrapper):
         module, mode = self._checkpoint_wrapped_module, self._mode.mode
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return module(*args, **kwargs)
-        around = _top_pack_hook()
+        around = _checkpoint_around()
         if around is not None:
             if around.__qualname__.startswith("_checkpoint_hook."):
                 mode.take_input_of(around)
-            if "checkpoint" in around.__module__:
-                return module(*args, **kwargs)
+            return module(*args, **kwargs)
         if self.training and not _checkpoints_itself(module):
             raise RuntimeError(
                 f"offload_wrapper: {type(_innermost(module)).__name__} is not checkpointed; wrap "
@@ -159,10 +158,13 @@ class OffloadWrapper(ActivationWrapper):
             return module(*args, **kwargs)
 
 
-def _top_pack_hook() -> Any:
-    """The pack hook that is called for what is saved now, if there is one."""
+def _checkpoint_around() -> Any:
+    """The pack hook of the checkpoint in whose function, or recompute, the caller is; or None."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return top[0] if top else None
+    hook = top[0] if top else None
+    # Anybody's hook may be anything that can be called.
+    is_of_torch = getattr(hook, "__module__", None) == torch_checkpoint.__name__
+    return hook if is_of_torch and hasattr(hook, "__qualname__") else None
 
 
 def _checkpoints_itself(module: Any) -> bool:
@@ -250,9 +252,8 @@ def checkpoint(
         Whatever torch's ``checkpoint`` and ``function`` raise.
     """
     options = kwargs if use_reentrant else {**_RESPECTING, **kwargs}
-    around = None if torch.compiler.is_compiling() else _top_pack_hook()
-    is_inside = around is not None and "checkpoint" in around.__module__
-    if torch.compiler.is_compiling() or is_inside or not torch.is_grad_enabled():
+    is_compiling = torch.compiler.is_compiling()
+    if is_compiling or not torch.is_grad_enabled() or _checkpoint_around() is not None:
         # Inside of another checkpoint that one drops what is saved, and makes it anew.
         return torch_checkpoint.checkpoint(
             function, *args, use_reentrant=use_reentrant, **options
