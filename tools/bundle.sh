@@ -1,6 +1,6 @@
 #!/bin/bash
 # Packs the release-built tests, benches and examples for a machine that has a GPU and no Rust:
-# .bundle/lightering.tar.gz holds the stripped programs; run.sh, which runs them by name there; and
+# .bundle/lightering.tar.xz holds the stripped programs; run.sh, which runs them by name there; and
 # measure.sh, which measures with them what benches/results/required.json asks for. python/ holds
 # the wheel with its tests and benches, which python.sh runs with the Python and torch found there.
 #
@@ -70,10 +70,12 @@ commit=$(git rev-parse HEAD)
 [ -z "$(git status --porcelain)" ] || commit=$commit-changed
 echo "$commit" > "$out/COMMIT"
 
-tar -C .bundle -czf .bundle/lightering.tar.gz lightering
-bytes=$(stat -c %s .bundle/lightering.tar.gz)
+# The programs share most of their code, which a window larger than any of them finds. Unpack with
+# `tar -xJf`, or, where there is no xz, with `python3 -m tarfile -e`.
+XZ_OPT='-T0 --lzma2=preset=6,dict=96MiB' tar -C .bundle -cJf .bundle/lightering.tar.xz lightering
+bytes=$(stat -c %s .bundle/lightering.tar.xz)
 echo "built from $commit"
-echo ".bundle/lightering.tar.gz: $bytes bytes of at most $archive_bytes_max"
+echo ".bundle/lightering.tar.xz: $bytes bytes of at most $archive_bytes_max"
 if [ "$bytes" -gt "$archive_bytes_max" ]; then
     echo "the archive is too large" >&2
     exit 1

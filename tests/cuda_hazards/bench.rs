@@ -61,10 +61,11 @@ pub(crate) struct Both {
     pub(crate) engine: StreamId,
 }
 
+/// The engine goes first, also where a test fails: the streams that it uses are the device's.
 pub(crate) struct Bench {
-    pub(crate) cuda: Cuda,
     pub(crate) engine: Engine,
     pub(crate) pool: PinnedPool,
+    pub(crate) cuda: Cuda,
     pub(crate) streams: Vec<Both>,
 }
 
