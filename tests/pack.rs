@@ -365,6 +365,19 @@ fn what_is_wrong_with_a_batch_is_said_before_anything_is_enqueued() {
     rig.engine.discard(batch).unwrap();
 }
 
+#[test]
+fn a_batch_of_another_engine_is_refused_and_its_block_is_not_lost() {
+    let [mut mine, mut other] = [1, 2].map(|seed| rig(PoolOptions::default(), options(), seed));
+    let (here, there) = (mine.streams[0].engine, other.streams[0].engine);
+    let strips = [&mut mine, &mut other].map(|rig| [rows(rig.take(0, ALL).unwrap())]);
+    let mut batch = mine.engine.gather(&strips[0], here, "rows").unwrap();
+    let refused = other.engine.scatter(&mut batch, &strips[1], there).unwrap_err();
+    let dropped = other.engine.discard(batch).unwrap_err();
+    assert_eq!([refused.misuse(), dropped.misuse()], [Some(Misuse::Foreign); 2], "{refused}");
+    mine.engine.shutdown().unwrap();
+    assert_eq!(other.engine.stats().seam.copies_in, 0, "nothing was enqueued");
+}
+
 /// Takes no kernel.
 struct NoKernels {
     inner: Sim,
@@ -478,6 +491,9 @@ fn patterns_come_back_on_a_device() {
     match (open(), open()) {
         (Ok(here), Ok(device)) => patterns_come_back(here, device).unwrap(),
         (Err(error), _) | (_, Err(error)) => {
+            let required = std::env::var_os("LIGHTERING_REQUIRE_CUDA").is_some();
+            let is_missing = matches!(error.kind(), Kind::Unavailable(_));
+            assert!(is_missing && !required, "a device that cannot be tried: {error}");
             emulator::aloud(&format!("NOT tried on a device: {error}"));
         }
     }

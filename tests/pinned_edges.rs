@@ -50,6 +50,12 @@ fn an_option_out_of_its_bounds_is_named() {
     assert!(refused(PoolOptions { client_max: 0, ..options() }).contains("client_max"));
     let piece_bytes_max = Bytes(4095);
     assert!(refused(PoolOptions { piece_bytes_max, ..options() }).contains("piece_bytes_max"));
+    // Larger than what is touched ahead: its registration would wait for ever.
+    let large = Bytes::gib(2) + Bytes(1);
+    let (first, all) = (PoolOptions { piece_bytes: large, ..options() }, options());
+    assert!(refused(first).contains("piece_bytes is over 2 GiB"));
+    let all = PoolOptions { piece_bytes_max: large, ..all };
+    assert!(refused(all).contains("piece_bytes_max is over 2 GiB"));
     let arena_bytes_max = Bytes::mib(1);
     assert!(refused(PoolOptions { arena_bytes_max, ..options() }).contains("arena_bytes_max"));
     // Nothing under that root says what is free.

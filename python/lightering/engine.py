@@ -94,7 +94,10 @@ class Engine:
     def reserve(self, bytes: Size, background: bool = False) -> int:
         """Page-locks what is missing for ``bytes`` to be free, before training starts.
 
-        Without it the pool grows in the first steps. Returns how many bytes were page-locked now.
+        Without it the pool grows in the first steps. Returns how many bytes are page-locked for it:
+        when it returns, or, with ``background``, by and by: ``stats()["reserve"]`` tells how far.
+        The memory is the process's pool: other engines may use it, and this one no more of it than
+        its ``pinned_bytes``.
 
         Raises:
             OverBudget: the machine or the container has less to spare; nothing changed.

@@ -166,6 +166,32 @@ def test_logits_of_routers_outside_of_the_checkpoint_are_untouched(rig):  # noqa
     assert all(harness.same_bits(one, two) for one, two in zip(wanted, found, strict=True))
 
 
+def test_an_input_that_stays_begins_no_step_of_its_own(rig):  # noqa: F811
+    layers = [nn.Linear(64, 64, device=rig.device) for _ in range(6)]
+    batch = torch.randn(32, 64, device=rig.device, requires_grad=True)
+    for step in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            hidden = batch
+            for layer in layers:
+                hidden = checkpoint(layer, hidden, engine=rig.engine)
+            # The batch outlives its graph: it stays from the second step on, and is counted.
+            found = report(rig.engine)
+            assert found.offered == 6 * batch.nbytes, f"step {step}: {found}"
+            hidden.sum().backward()
+            del hidden
+
+
+@pytest.mark.parametrize("call", [
+    lambda engine: offload_wrapper(nn.Linear(2, 2), engine=engine),
+    lambda engine: checkpoint(nn.Linear(2, 2), torch.ones(2), engine=engine),
+    report,
+])
+def test_an_engine_that_is_none_is_refused_by_its_name(call):
+    with pytest.raises(TypeError, match="engine='sim'"):
+        call("sim")
+
+
 def test_bad_combinations_are_refused_when_they_are_made(rig):  # noqa: F811
     with pytest.raises(TypeError, match="takes a module"):
         offload_wrapper(torch.sin)

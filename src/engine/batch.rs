@@ -131,7 +131,11 @@ impl Engine {
         self.after.push((produced, Site::ProducerDone));
         self.after.extend(reused.clone().map(|point| (point, Site::BlockReuseWait)));
         self.packer.cut_for(block).map_err(refused)?;
-        let table = self.table().map_err(refused)?;
+        // No kernel reaches memory that is not page-locked: its rows are copied one by one.
+        let table = match block.is_pageable() {
+            true => None,
+            false => self.table().map_err(refused)?,
+        };
         let (limits, blocks_max) = (self.options.lane(), self.options.pack_blocks_max);
         let Engine { out, backend, events, packer, after, .. } = self;
         let (stream, bytes) = (out.stream(), packer.layout.bytes());
@@ -194,6 +198,7 @@ impl Engine {
     ) -> Result<()> {
         const OP: &str = "scatter";
         self.begin(OP)?;
+        self.must_own(batch, OP)?;
         let on = self.open_stream(compute, OP)?;
         let name = batch.name;
         let named = |error: Error| error.at(name);
@@ -303,12 +308,21 @@ impl Engine {
         urgent.work(backend, events, limits, job, bytes)
     }
 
+    fn must_own(&self, batch: &Batch, op: &'static str) -> Result<()> {
+        if self.client.lent(&batch.block) {
+            return Ok(());
+        }
+        let error = Error::usage(Misuse::Foreign, op).at(batch.name);
+        Err(error.detail("another engine gathered it"))
+    }
+
     /// Ends a batch; its block goes back, busy while a copy uses it.
     ///
     /// # Errors
     /// `Usage` for a batch of another engine.
     pub fn discard(&mut self, batch: Batch) -> Result<()> {
         self.begin("discard")?;
+        self.must_own(&batch, "discard")?;
         let Batch { block, out, last_in, .. } = batch;
         // A scatter is behind the gather.
         self.give_back(block, Some(last_in.unwrap_or(out.point)))
@@ -370,8 +384,8 @@ impl Engine {
         };
         let busy = lent.after.and_then(|event| self.unhold(event));
         let is_whole = lent.block.trunk(Bytes::ZERO, room)?.len() == room;
-        if busy.is_some() || !is_whole {
-            // The host may not write it yet, or a kernel not read it as one.
+        if busy.is_some() || !is_whole || lent.block.is_pageable() {
+            // The host may not write it yet, or a kernel not read it, or not as one.
             self.give_back(lent.block, busy)?;
             return Ok(None);
         }

@@ -140,7 +140,7 @@ impl Client {
         mut block: Block,
         busy: Option<EventId>,
     ) -> std::result::Result<(), Refused> {
-        if block.owner != self.tag {
+        if !self.lent(&block) {
             let error = Error::usage(Misuse::Foreign, "give back").bytes(block.len());
             return Err(Refused { block, busy, error });
         }
@@ -256,6 +256,11 @@ impl Client {
             bytes += self.inner.lock().reclaim(id);
         }
         Ok(Bytes(bytes))
+    }
+
+    /// Is the block lent to this client?
+    pub fn lent(&self, block: &Block) -> bool {
+        block.owner == self.tag
     }
 
     /// Says whether this client's lends may still grow the pool.

@@ -65,6 +65,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use sync::{Condvar, Mutex, MutexGuard};
 
+/// No registration is larger, whatever the options say.
+const PIECE_BYTES_MAX: Bytes = Bytes::gib(2);
+
 /// Bytes of all pools of this process that stay page-locked for good: nobody could say that no copy
 /// uses them, or the driver refused to let them go.
 pub fn leaked_on_purpose() -> Bytes {

@@ -11,6 +11,7 @@
 //! Whoever sets engines up fills it in.
 #![deny(unsafe_code)]
 
+use super::PIECE_BYTES_MAX;
 use super::budget::Budget;
 use super::numa::Numa;
 use crate::error::{Error, Misuse, Result};
@@ -118,6 +119,8 @@ impl PoolOptions {
             (self.arena_max == 0, "arena_max is zero"),
             (self.piece_bytes < Bytes::kib(4), "piece_bytes is below 4 KiB"),
             (self.piece_bytes_max < Bytes::kib(4), "piece_bytes_max is below 4 KiB"),
+            (self.piece_bytes > PIECE_BYTES_MAX, "piece_bytes is over 2 GiB"),
+            (self.piece_bytes_max > PIECE_BYTES_MAX, "piece_bytes_max is over 2 GiB"),
             (self.client_max == 0, "client_max is zero"),
             (self.block_max == 0, "block_max is zero"),
             (self.block_max > 1 << 30, "block_max is over 2^30"),

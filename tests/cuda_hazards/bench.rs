@@ -50,6 +50,9 @@ pub(crate) fn story(name: &str, times: u32, code: i32, body: fn()) {
         let status = output.status;
         assert_eq!(status.code(), Some(code), "{name}, time {time}: {status} {said}");
         assert!(code != 0 || said.contains("1 passed"), "{said}");
+        if let Some(why) = said.lines().find(|line| line.contains("NOT run")) {
+            return println!("{name}: {why}");
+        }
     }
     println!("{name}: ran on a device, {times} times");
 }

@@ -12,6 +12,7 @@ Who may call it: the modes of lightering.torch.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import warnings
@@ -132,7 +133,7 @@ class Context:
     def _pack(self, tensor: torch.Tensor) -> Packed:
         """What autograd calls when it saves a tensor."""
         if is_child():
-            return Kept(tensor)
+            return self._keep(tensor)
         why = self._wants(tensor)
         if why is None:
             return self._pack_wanted(tensor)
@@ -140,6 +141,10 @@ class Context:
             self._counts.stay(_extent(tensor), why)
         elif torch._C._current_graph_task_id() == -1:
             self._counts.others += 1
+        return self._keep(tensor)
+
+    def _keep(self, tensor: torch.Tensor) -> Kept:
+        """A tensor that stays."""
         return Kept(tensor)
 
     def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
@@ -149,7 +154,7 @@ class Context:
         if flat is not None:
             return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
         self._counts.stay(_extent(tensor), "unknown kind of tensor")
-        return Kept(tensor)
+        return self._keep(tensor)
 
     def _take(self, tensor: torch.Tensor) -> Kept | Moved:
         """Packs a plain tensor that the mode wants to move."""
@@ -172,7 +177,7 @@ class Context:
                 except _native.Error as error:
                     why = _reason(error)
         self._counts.stay(_nbytes(tensor), why or "other device")
-        return Kept(tensor)
+        return self._keep(tensor)
 
     def _reserve(self, tensor: torch.Tensor, desk: Desk) -> str | None:
         """Why a storage that could move is not worth it."""
@@ -218,7 +223,8 @@ class Context:
             )
 
     def _warn(self, what: str) -> None:
-        told = (self._name, what.split(":")[0])
+        # Once for each reason, whatever the bytes were.
+        told = (self._name, re.sub(r"\d+", "", what))
         if told not in _told:
             _told.add(told)
             warnings.warn(f"lightering.torch: {self._name}: {what}", stacklevel=4)

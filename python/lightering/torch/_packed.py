@@ -25,7 +25,7 @@ from ._stash import Stash
 class Kept:
     """A tensor that stays on its device."""
 
-    __slots__ = ("_tensor", "_version")
+    __slots__ = ("__weakref__", "_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # Not the tensor itself: it may be the result of the node that keeps it.

@@ -39,6 +39,8 @@ from ._report import Counts, Report
 class _Shared(HiddenStates):
     """The mode that wrapped modules and single calls share; a step ends when nothing is saved."""
 
+    _kept: weakref.ref[Kept] | None = None
+
     def hooks(self) -> Any:
         """Hooks for one call."""
         return _hooks(self._pack, unpack)
@@ -60,7 +62,12 @@ class _Shared(HiddenStates):
 
     def _pack_input(self, tensor: torch.Tensor) -> Packed:
         why = self._wants_input(tensor, (tensor,))
-        return Kept(tensor) if why is not None else self._pack_wanted(tensor)
+        return self._keep(tensor) if why is not None else self._pack_wanted(tensor)
+
+    def _keep(self, tensor: torch.Tensor) -> Kept:
+        kept = super()._keep(tensor)
+        self._kept = weakref.ref(kept)
+        return kept
 
     def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
         counts = self._counts
@@ -70,6 +77,9 @@ class _Shared(HiddenStates):
         return super()._wants_input(tensor, args)
 
     def _is_anything_saved(self) -> bool:
+        # What stays is saved, too: the graph that keeps it is of this step.
+        if self._kept is not None and self._kept() is not None:
+            return True
         return any(desk.live_count for desk, _ in self._modes.values())
 
 
@@ -79,6 +89,8 @@ _shared_lock = threading.Lock()
 
 
 def _mode_of(engine: Engine | None) -> _Shared:
+    if engine is not None and not isinstance(engine, Engine):
+        raise TypeError(f"engine={engine!r}: a lightering.Engine or None")
     with _shared_lock:
         if engine is None:
             if not _shared_default:

@@ -17,8 +17,8 @@
 //!
 //! `Cuda` alone uses it.
 
-use super::Cuda;
 use super::context::{Entered, lock};
+use super::{Cuda, pinned};
 use crate::backend::{Arg, Grid, Kernel};
 use crate::error::{Error, Misuse, Result};
 use crate::unit::StreamId;
@@ -141,6 +141,11 @@ impl Cuda {
         let count = passed().count();
         if count > ARGS_MAX {
             return Err(refusal(kernel, format!("{count} arguments, {ARGS_MAX} at most")));
+        }
+        let is_bad = |arg: &&Arg| matches!(arg, Arg::Pinned(_, at) if !pinned::is_reachable(*at));
+        if args.iter().any(|arg| is_bad(&arg)) {
+            let what = "an argument in host memory that is not page-locked as one";
+            return Err(refusal(kernel, what.to_string()));
         }
         let function = lock(&self.context.kernels).function(kernel, &entered)?;
         let mut cells = [0_u64; ARGS_MAX];

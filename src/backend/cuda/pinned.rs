@@ -61,6 +61,11 @@ fn within_one(ranges: &Ranges, range: PinnedRange) -> bool {
     below.is_some_and(|(at, len)| range.end() <= at + len)
 }
 
+/// May a kernel use it?
+pub(super) fn is_reachable(range: PinnedRange) -> bool {
+    within_one(&registered(), range)
+}
+
 fn touches_any(ranges: &Ranges, at: u64, len: u64) -> bool {
     let below = ranges.range(..at + len).next_back();
     below.is_some_and(|(first, length)| first + length > at)

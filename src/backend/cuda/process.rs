@@ -32,7 +32,7 @@ static STATE: AtomicU8 = AtomicU8::new(0);
 
 /// Calls that are page-locking memory now.
 static PINNING: AtomicUsize = AtomicUsize::new(0);
-/// How long an exit waits for them. One takes a GiB at most, some tens of milliseconds.
+/// How long an exit waits for them. One takes 2 GiB at most, about a second by the slowest driver.
 const PINNING_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// A call that is page-locking memory: made before it asks whether it may.
@@ -62,12 +62,14 @@ extern "C" fn on_exit() {
 
 extern "C" fn in_child() {
     STATE.fetch_or(FORKED, Ordering::Relaxed);
+    // Who was page-locking is a thread of the parent: nobody here will ever be done with it.
+    PINNING.store(0, Ordering::SeqCst);
 }
 
 /// Sets the flag in every child forked from now on. Once per process, before `cuInit`.
 pub(super) fn watch_forks() -> Result<()> {
-    // SAFETY: the hook only sets an atomic, which is sound in a forked child; a handler that lives
-    // in a shared library is removed by the C library when that library is unloaded.
+    // SAFETY: the hook only sets two atomics, which is sound in a forked child; a handler that
+    // lives in a shared library is removed by the C library when that library is unloaded.
     let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     hooked(code, "the system refused the fork hook")
 }

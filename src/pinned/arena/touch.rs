@@ -14,6 +14,7 @@
 //!
 //! The arena uses it.
 
+use super::super::PIECE_BYTES_MAX;
 use super::super::class::GRAIN;
 use super::super::numa::Node;
 use super::mapping::Mapping;
@@ -30,8 +31,9 @@ use std::time::{Duration, Instant};
 const UNIT: u64 = 4 << 20;
 /// Each thread that touches pages gets at least this much.
 const TOUCH_BYTES_MIN: u64 = 8 << 20;
-/// How far the crew runs ahead of what is registered.
-const AHEAD_BYTES_MAX: u64 = 2 << 30;
+/// How far the crew runs ahead of what is registered: as far as the largest piece, or nobody would
+/// ever register it.
+const AHEAD_BYTES_MAX: u64 = PIECE_BYTES_MAX.0;
 /// What is touched to see which pages are faster, and from which length on it is tried.
 const TRIAL: [u64; 2] = [16 << 20, 4 << 20];
 const TRIAL_BYTES_MIN: u64 = 64 << 20;
