@@ -9,7 +9,7 @@ use crate::fake::{
 use lightering::backend::cuda::{Cuda, code_name, is_fatal};
 use lightering::backend::{Arg, Backend, Fence, Grid, Timing};
 use lightering::trace::Site;
-use lightering::{Bytes, Error, Kind, Missing, Misuse, Result};
+use lightering::{Bytes, Error, Kind, Missing, Misuse, Result, StreamId};
 use std::sync::Arc;
 
 /// The codes after which the driver's header says the process must restart, those that say the
@@ -228,6 +228,69 @@ fn every_code_at_every_call_of_opening_is_an_error_and_takes_no_hold() {
                             drop(Cuda::open(ordinal).unwrap());
                         }
                         kind => panic!("{kind:?}: {text}"),
+                    }
+                }
+            }
+        },
+    );
+}
+
+/// Takes the device's first bytes and gives them back.
+fn first_bytes(cuda: &mut Cuda, on: StreamId) -> Result<()> {
+    let at = cuda.alloc_device(Bytes(8), on)?;
+    cuda.free_device(at, on)
+}
+
+#[test]
+fn every_code_at_every_call_for_the_first_bytes_is_an_error_with_pools_and_without() {
+    story(
+        name_of!(every_code_at_every_call_for_the_first_bytes_is_an_error_with_pools_and_without),
+        "devices:1000000",
+        || {
+            let mut ordinal = 0;
+            for device in ["devices:1000000", "devices:1000000,pools:0"] {
+                let mut fresh = || {
+                    ordinal += 1;
+                    script(device);
+                    let mut cuda = Cuda::open(ordinal).unwrap();
+                    let on = cuda.create_stream().unwrap();
+                    names();
+                    (cuda, on)
+                };
+                let (mut cuda, on) = fresh();
+                first_bytes(&mut cuda, on).unwrap();
+                let mut all = names();
+                drop(cuda);
+                all.sort();
+                all.dedup();
+                let seen = |name: &str| all.iter().any(|call| call == name);
+                assert!(seen("cuMemPoolCreate") || seen("cuMemAlloc_v2"), "{all:?}");
+                for call in &all {
+                    for code in codes() {
+                        let before = alive();
+                        let (mut cuda, on) = fresh();
+                        script(&format!("{device},fail:{call}:1:{code}"));
+                        let result = first_bytes(&mut cuda, on);
+                        script(device);
+                        let Err(error) = result else {
+                            // Trimmed, and tried once more.
+                            let again = call == "cuMemAllocFromPoolAsync" && code == 2;
+                            assert!(again, "{call} {code}: no error");
+                            continue;
+                        };
+                        assert_eq!(error.driver_code(), Some(code), "{call}: {error}");
+                        if error.is_lost() {
+                            assert!(is_fatal(code), "{call}: {error}");
+                            continue;
+                        }
+                        first_bytes(&mut cuda, on).unwrap();
+                        drop(cuda);
+                        let left = alive();
+                        assert_eq!(
+                            (left.pools, left.holds),
+                            (before.pools, before.holds),
+                            "{error}"
+                        );
                     }
                 }
             }
