@@ -113,8 +113,8 @@ pub trait Backend: Send {
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()>;
 
     /// Names a stream that somebody else owns, by its raw driver handle. It is never destroyed
-    /// here. Its owner keeps it alive until it is closed here: a driver looks behind the number, and
-    /// one that is no live stream of this device may end the process.
+    /// here. Its owner keeps it alive until it is closed here: a driver looks behind the number,
+    /// and one that is no live stream of this device may end the process.
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId>;
 
     /// Makes a stream that has no implicit order with any other (non-blocking).

@@ -47,7 +47,7 @@ fn of_raw_calls(stream: usize, to: *mut c_void, from: u64) -> [f64; 4] {
 }
 
 #[test]
-#[ignore = "prints figures"]
+#[ignore = "needs a CUDA device, of which it prints figures"]
 fn the_checks_of_a_verb_cost_little_next_to_its_call() {
     let Some(mut cuda) = cuda() else { return };
     let (own, plain) = (cuda.create_stream().unwrap(), cuda.create_stream().unwrap());

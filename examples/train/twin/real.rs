@@ -145,7 +145,7 @@ fn a_kernels_time_is_taken_between_two_events() {
 }
 
 #[test]
-#[ignore = "a measurement, at sizes that want 8 GiB of device memory"]
+#[ignore = "needs a CUDA device with 8 GiB: it measures"]
 fn what_each_kernel_moves_a_second() {
     if !is_here() {
         return;
