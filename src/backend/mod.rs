@@ -170,7 +170,11 @@ pub trait Backend: Send {
     /// Is the stream being captured into a graph?
     fn capturing(&mut self, stream: StreamId) -> Result<bool>;
 
-    /// Waits until everything enqueued on the device is done. Tests and shutdown only.
+    /// Waits until everything enqueued on the device through this backend is done. Other users of
+    /// the device may be waited for as well. Tests and shutdown only.
+    ///
+    /// # Errors
+    /// `Usage(Capturing)` where one of its streams is being captured.
     fn sync(&mut self) -> Result<()>;
 
     /// Who page-locks host memory for this device (and every other of its kind).

@@ -126,6 +126,8 @@ api! {
     fn cuCtxSynchronize(s) {
         s.current()?;
         if !s.script().captures.is_empty() {
+            // As seen on a device: whoever captures finds its graph spoiled.
+            s.script().captures.values_mut().for_each(|status| *status = INVALIDATED);
             return Err(CAPTURE_UNSUPPORTED);
         }
     }
@@ -145,6 +147,19 @@ api! {
     fn cuStreamGetCtx(s, stream: u64, context: At<u64>) {
         context.put(0, s.stream(stream)?);
     }
+    fn cuStreamSynchronize(s, stream: u64) {
+        s.stream(stream)?;
+        s.uncaptured(stream)?;
+    }
+    fn cuStreamQuery(s, stream: u64) {
+        s.stream(stream)?;
+        s.uncaptured(stream)?;
+        s.unsafe_call()?;
+        if s.script().not_ready > 0 {
+            s.script().not_ready -= 1;
+            return Err(NOT_READY);
+        }
+    }
     fn cuStreamIsCapturing(s, stream: u64, status: At<u32>) {
         s.stream(stream)?;
         status.put(0, s.script().captures.get(&stream).copied().unwrap_or(0));
@@ -155,8 +170,11 @@ api! {
     }
     fn cuStreamEndCapture(s, stream: u64, graph: At<u64>) {
         s.stream(stream)?;
-        s.script().captures.remove(&stream).ok_or(NOT_CAPTURING)?;
-        graph.put(0, s.handle());
+        match s.script().captures.remove(&stream) {
+            None => return Err(NOT_CAPTURING),
+            Some(INVALIDATED) => return Err(CAPTURE_INVALIDATED),
+            Some(_) => graph.put(0, s.handle()),
+        }
     }
     fn cuGraphDestroy(s, _graph: u64) {
         assert!(s.started);

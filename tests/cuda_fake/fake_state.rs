@@ -31,6 +31,9 @@ pub(crate) const DESTROYED: u32 = 709;
 pub(crate) const ALREADY_REGISTERED: u32 = 712;
 pub(crate) const NOT_REGISTERED: u32 = 713;
 pub(crate) const CAPTURE_UNSUPPORTED: u32 = 900;
+pub(crate) const CAPTURE_INVALIDATED: u32 = 901;
+/// What `cuStreamIsCapturing` says of a capture that somebody spoiled.
+pub(crate) const INVALIDATED: u32 = 2;
 pub(crate) const NOT_CAPTURING: u32 = 401;
 
 pub(crate) const MEMORY: usize = 1 << 30;
@@ -174,6 +177,17 @@ impl State {
 
     pub(crate) fn event(&self, event: u64) -> Result<u64, u32> {
         self.events.get(&event).copied().ok_or(INVALID_HANDLE)
+    }
+
+    /// Waiting for a stream, or asking it, while it is being captured spoils the capture.
+    pub(crate) fn uncaptured(&mut self, stream: u64) -> Result<(), u32> {
+        match self.script().captures.get_mut(&stream) {
+            None => Ok(()),
+            Some(status) => {
+                *status = INVALIDATED;
+                Err(CAPTURE_UNSUPPORTED)
+            }
+        }
     }
 
     /// Calls that a driver refuses while anybody captures, unless the thread's mode is relaxed.

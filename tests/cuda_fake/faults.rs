@@ -156,7 +156,8 @@ fn h55_every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do()
                         let answers = match (op, call.as_str(), code) {
                             ("query" | "fence", "cuEventQuery", 600) => true, // not yet: an answer
                             (_, "cuMemAllocFromPoolAsync", 2) => true, // trimmed, tried once more
-                            ("capturing", "cuStreamIsCapturing", 906) => true,
+                            ("capturing" | "close_stream", "cuStreamIsCapturing", 906) => true,
+                            ("close_stream", "cuStreamQuery", 600) => true,
                             _ => false,
                         };
                         if answers {

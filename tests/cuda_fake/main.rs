@@ -16,6 +16,7 @@ mod probe;
 mod process;
 mod refusals;
 mod steps;
+mod sync;
 mod twins;
 mod verbs;
 

@@ -23,6 +23,7 @@ use super::latch::Latch;
 use super::launch::Kernels;
 use super::memory::Pool;
 use super::process;
+use super::sync::Roll;
 use crate::backend::About;
 use crate::error::{Error, Kind, Missing, Result};
 use crate::unit::{Bytes, DeviceId};
@@ -39,6 +40,7 @@ pub(super) struct Context {
     pub(super) pci_address: String,
     pub(super) pool: Mutex<Pool>,
     pub(super) kernels: Mutex<Kernels>,
+    pub(super) roll: Mutex<Roll>,
     device: CUdevice,
     /// The `CUcontext`, as a number: what is a pointer to the driver is a name to us.
     raw: usize,
@@ -105,9 +107,11 @@ impl Context {
         let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let pool = Mutex::new(Pool::new(probe.attribute(pools)? != 0));
         let kernels = Mutex::new(Kernels::default());
+        let roll = Mutex::default();
         let pci_address = probe.pci_address()?;
         let raw = probe.retain()?;
-        Ok(Context { driver, about, pci_address, pool, kernels, device: probe.device, raw, latch })
+        let device = probe.device;
+        Ok(Context { driver, about, pci_address, pool, kernels, roll, device, raw, latch })
     }
 
     /// Is the handle this context's?
@@ -195,6 +199,10 @@ impl Entered<'_> {
     #[inline]
     pub(super) fn check(&self, answer: Answer) -> Result<()> {
         if answer.code == SUCCESS { Ok(()) } else { Err(self.failed(answer)) }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.context.latch.check(self.op).is_err()
     }
 
     #[cold]

@@ -147,9 +147,11 @@ impl Cuda {
             // below); the stream is alive and of this context.
             entered.check(unsafe { entered.driver().cuMemFreeAsync(at.0, stream) })?;
         } else {
-            // SAFETY: waits for all work of the current context.
-            entered.check(unsafe { entered.driver().cuCtxSynchronize() })?;
-            // SAFETY: the address came from cuMemAlloc and is freed once; nothing runs any more.
+            // Not for the whole context: that would end a capture of somebody else's.
+            // SAFETY: the stream is alive, and not being captured.
+            entered.check(unsafe { entered.driver().cuStreamSynchronize(stream) })?;
+            // SAFETY: the address came from cuMemAlloc and is freed once; what used the bytes was
+            // before this point of the stream.
             entered.check(unsafe { entered.driver().cuMemFree_v2(at.0) })?;
         }
         self.account.remove(at.0);

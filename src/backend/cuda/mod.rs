@@ -36,6 +36,7 @@ mod memory;
 mod order;
 mod pinned;
 mod process;
+mod sync;
 
 pub use code::{is_fatal, name as code_name};
 pub use driver::{DRIVER_MIN, SYMBOLS};
@@ -85,7 +86,8 @@ impl Cuda {
     pub fn open(ordinal: u32) -> Result<Cuda> {
         let context = Context::open(ordinal)?;
         let events = Arc::new(Events::new(context.clone()));
-        Ok(Cuda { context, events, streams: Streams::new(), account: Account::default() })
+        let streams = Streams::new(Arc::as_ptr(&events) as usize);
+        Ok(Cuda { context, events, streams, account: Account::default() })
     }
 }
 
@@ -188,10 +190,7 @@ impl Backend for Cuda {
     }
 
     fn sync(&mut self) -> Result<()> {
-        // Relaxed: in another mode a wait would end captures that other threads have under way.
-        let entered = self.context.enter_relaxed("sync")?;
-        // SAFETY: waits for all work of the current context.
-        entered.check(unsafe { entered.driver().cuCtxSynchronize() })
+        self.wait_for_streams()
     }
 
     fn pinner(&self) -> Arc<dyn Pinner> {
