@@ -5,6 +5,7 @@
 #   measure.sh [-o FOLDER] [-t SECONDS] [-r] [PART...]
 #
 #   conformance  promises of the driver seam that CUDA keeps             at most  30 s
+#   seam         the host's time for the seam's verbs beside the driver's own calls   30 s
 #   calibrate    the device's figures, for the simulated device                  45 s
 #   train        what is compared in turn, there and back, in one process       200 s
 #   first        first steps: with pinned memory reserved, and with none          70 s
@@ -37,7 +38,7 @@ rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance calibrate train first overlap link pinned lend predict sanitizer figures)
+all=(conformance seam calibrate train first overlap link pinned lend predict sanitizer figures)
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -62,7 +63,7 @@ shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
 for part in "${parts[@]}"; do
-    case " conformance calibrate train first overlap link pinned lend predict sanitizer figures " in
+    case " conformance seam calibrate train first overlap link pinned lend predict sanitizer figures " in
         *" $part "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
@@ -155,6 +156,16 @@ measure_conformance() {
     passed=$(sed 's/.* \([0-9]*\) passed.*/\1/' <<< "$counts")
     wrong=$(sed 's/.* \([0-9]*\) failed.*/\1/' <<< "$counts")
     record '' "test:conformance $promises" "{\"passed\": $passed, \"failed\": $wrong}"
+}
+
+measure_seam() {
+    local line code=0
+    run=$((run + 1))
+    program -- test-cuda_device --ignored --nocapture the_checks_of_a_verb || code=$?
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
+    while read -r line; do
+        record '' 'test:cuda_device --ignored --nocapture the_checks_of_a_verb' "$line"
+    done < <(grep -o '{"figure".*}$' "$scratch/out")
 }
 
 measure_calibrate() {
@@ -294,7 +305,7 @@ measure_figures() {
 cat "$folder/machine.txt"
 for part in "${parts[@]}"; do
     case $part in
-        conformance) seconds=30 ;;
+        conformance | seam) seconds=30 ;;
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
         overlap | first) seconds=70 ;;
