@@ -39,6 +39,7 @@ promises=cuda::
 rehearsal=()
 seconds_max=''
 all=(conformance seam calibrate train first overlap link pinned lend predict sanitizer figures)
+parts_all=("${all[@]}")
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -63,7 +64,7 @@ shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
 for part in "${parts[@]}"; do
-    case " conformance seam calibrate train first overlap link pinned lend predict sanitizer figures " in
+    case " ${parts_all[*]} " in
         *" $part "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
