@@ -186,6 +186,21 @@ fn what_nothing_ever_proves_idle_is_in_quarantine_when_its_engine_is_gone() {
     drop((storage, sim));
 }
 
+#[test]
+fn a_block_that_is_being_filled_when_the_device_is_lost_is_lent_to_nobody() {
+    // The record behind the copy is where the loss is first seen.
+    let mut rig = lazy(FaultPlan::default().at(Spot::Record, 2, Fault::Fatal(700)));
+    let on = rig.streams[0].engine;
+    let storage = filled(&mut rig, 1);
+    assert!(rig.engine.evict(storage.id(), on).unwrap_err().is_lost());
+    let pool = rig.pool.stats();
+    assert!(pool.lent + pool.quarantined >= LEN, "another device may use the pool: {pool}");
+    let Rig { engine, pool, .. } = rig;
+    drop(engine);
+    assert_eq!(pool.stats().lent, Bytes::ZERO);
+    assert!(pool.stats().quarantined >= LEN, "{}", pool.stats());
+}
+
 /// Cannot load the kernel that unpacks; all else it can.
 struct NoUnpack {
     inner: Sim,
