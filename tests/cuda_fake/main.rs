@@ -9,6 +9,7 @@ mod promises;
 
 mod bench;
 mod conformance;
+mod ends;
 mod fake;
 mod faults;
 mod interop;
