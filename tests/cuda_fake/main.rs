@@ -13,6 +13,7 @@ mod ends;
 mod fake;
 mod faults;
 mod interop;
+mod pinning;
 mod probe;
 mod process;
 mod refusals;
