@@ -160,6 +160,7 @@ impl Engine {
         for id in ids {
             self.end_idle(id)?;
         }
+        self.pay_all()?;
         self.end_tables()?;
         while self.settle_blocks()? > 0 {}
         self.is_closed = true;
@@ -206,7 +207,7 @@ impl Engine {
                 other => other?,
             }
             let moving = [&self.out, &self.ahead, &self.urgent];
-            if moving.iter().all(|lane| lane.last().is_none()) {
+            if self.unmarked.is_none() && moving.iter().all(|lane| lane.last().is_none()) {
                 return Ok(true);
             }
             if start.elapsed() >= deadline {
@@ -229,8 +230,11 @@ impl Engine {
                 drop(slot);
             }
         }
-        for (range, _) in self.owed.drain(..) {
+        for (range, ..) in self.owed.drain(..) {
             self.stats.leaked_on_purpose_bytes += range.len().0;
+        }
+        if let Some(unmarked) = self.unmarked.take() {
+            self.stats.leaked_on_purpose_bytes += unmarked.len().0;
         }
         if let Some(checks) = self.checks.take() {
             self.stats.leaked_on_purpose_bytes += checks.bytes().0;

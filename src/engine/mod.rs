@@ -3,13 +3,16 @@
 //! What it is not: a thread. It acts inside its verbs and nowhere else; no verb blocks, calls back,
 //! or takes a lock besides the pool's.
 //!
-//! Invariant: the nine laws at the top of the crate. Each wait and each question names its site.
+//! Invariant: the nine laws at the top of the crate. Each wait and each question names its site. A
+//! driver that fails can leave a copy whose end nobody knows; then every verb is refused until it
+//! is proved, and has changed nothing.
 //!
 //! ```text
 //!   adopt, alloc -> offer, evict -> releasable, flush -> wanted, prefetch -> acquire
 //!                    evict.rs        release.rs           refill.rs           acquire.rs owned.rs
 //!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
 //!   gather, scatter: batch.rs     spans: timeline.rs    sums: verify.rs
+//!   what a failing driver leaves in doubt: unmarked.rs
 //! ```
 //!
 //! Adapters, the C ABI and users call it.
@@ -26,6 +29,7 @@ mod release;
 mod shared;
 mod stats;
 mod timeline;
+mod unmarked;
 mod verify;
 
 pub use acquire::Acquire;
@@ -52,6 +56,7 @@ use crossbeam_channel::{Receiver, Sender};
 use release::Ledger;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use timeline::Timeline;
+use unmarked::Unmarked;
 
 /// Moves storages between one device and pinned host memory. See the crate's front page.
 pub struct Engine {
@@ -84,8 +89,11 @@ pub struct Engine {
     tell_dropped: Sender<StorageId>,
     dropped: Receiver<StorageId>,
     stalls: VecDeque<(Point, Point)>,
-    /// Device bytes that the driver refused to take back, and on which stream; asked again.
-    owed: Vec<(DeviceRange, StreamId)>,
+    /// Device bytes that the driver refused to take back, on which stream, and behind which copy;
+    /// asked again.
+    owed: Vec<(DeviceRange, StreamId, Option<Point>)>,
+    /// The copy that ended nowhere, if there is one: it is proved done before any verb goes on.
+    unmarked: Option<Unmarked>,
     stats: Stats,
     /// With `verify`: the sums of copies under way.
     checks: Option<Checks>,
@@ -141,6 +149,7 @@ impl Engine {
             prefetcher: Prefetcher::new(options.prefetch()),
             stalls: VecDeque::new(),
             owed: Vec::new(),
+            unmarked: None,
             homeless: Vec::new(),
             stats: Stats::default(),
             checks: None,
@@ -312,6 +321,9 @@ impl Engine {
         if self.is_closed {
             return Err(Error::new(Kind::Closed, op));
         }
+        if self.unmarked.is_some() {
+            self.prove()?;
+        }
         while let Ok(id) = self.dropped.try_recv() {
             self.handle_dropped(id)?;
         }
@@ -342,18 +354,6 @@ impl Engine {
             Err(error) if error.is_lost() => Err(error),
             Err(error) => Ok(Some(error)),
         }
-    }
-
-    /// Orders a stream behind a point where there is no going back. A driver that refuses is waited
-    /// for: it is failing, and there is no other proof.
-    fn pass(&mut self, point: &Point, stream: StreamId, site: Site) -> Result<()> {
-        let waited = point.wait(&mut self.backend, stream, site);
-        if self.refusal(waited)?.is_some() {
-            let synced = self.backend.sync();
-            self.seen(synced)?;
-            point.set_done();
-        }
-        Ok(())
     }
 
     fn lane_streams(&self) -> impl Iterator<Item = StreamId> + '_ {

@@ -61,7 +61,9 @@ pub struct Options {
     pub oom_retries_max: u32,
     /// Records kept for diagnosis.
     pub ring_records: usize,
-    /// How long a dropped engine waits for copies in flight before it leaks what they need.
+    /// How long a dropped engine waits for copies in flight before it leaks what they need; and a
+    /// verb for one copy, where the driver refuses to order a stream behind it and to wait for the
+    /// device.
     pub drop_deadline: Duration,
     /// Note for the trace that who evicts wrote the bytes on that stream, and who acquires reads
     /// them there. Off for a framework that notes its own uses, which knows better.

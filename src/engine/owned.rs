@@ -17,6 +17,8 @@ use super::refill::Cause;
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Result};
 use crate::storage::{Inward, Owner, Residency, Slot, Storage};
+use crate::stream::Point;
+use crate::trace::Site;
 use crate::unit::{Bytes, DevicePtr, DeviceRange, Name, StorageId, StreamId};
 
 impl Engine {
@@ -52,9 +54,26 @@ impl Engine {
     /// Frees device bytes in the order of a stream. Where the driver refuses (somebody captures the
     /// stream), they are owed, and freed later in the same order: nothing is to undo.
     pub(super) fn free(&mut self, range: DeviceRange, on: StreamId) -> Result<()> {
+        self.free_behind(range, on, None)
+    }
+
+    /// The same, behind a copy into them that ends at `after`.
+    pub(super) fn free_behind(
+        &mut self,
+        range: DeviceRange,
+        on: StreamId,
+        after: Option<Point>,
+    ) -> Result<()> {
+        if let Some(point) = &after {
+            let waited = point.wait(&mut self.backend, on, Site::FreeAfterCopyIn);
+            if self.refusal(waited)?.is_some() {
+                self.owed.push((range, on, after));
+                return Ok(());
+            }
+        }
         let freed = self.backend.free_device(range.at(), on);
         if self.refusal(freed)?.is_some() {
-            self.owed.push((range, on));
+            self.owed.push((range, on, None));
         }
         Ok(())
     }
@@ -62,8 +81,19 @@ impl Engine {
     /// Frees what is owed, as far as the driver lets it.
     pub(super) fn pay(&mut self) -> Result<()> {
         for _ in 0..self.owed.len() {
-            let (range, on) = self.owed.remove(0);
-            self.free(range, on)?;
+            let (range, on, after) = self.owed.remove(0);
+            self.free_behind(range, on, after)?;
+        }
+        Ok(())
+    }
+
+    /// Frees what is owed when the whole device was waited for.
+    pub(super) fn pay_all(&mut self) -> Result<()> {
+        while let Some((range, ..)) = self.owed.last() {
+            // Any stream will do: a lane is never captured.
+            let freed = self.backend.free_device(range.at(), self.out.stream());
+            self.seen(freed)?;
+            self.owed.pop();
         }
         Ok(())
     }

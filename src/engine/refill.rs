@@ -14,9 +14,10 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::{Sum, SumSlot};
-use crate::copy::{CopyFailed, End, Job, Lane, Work};
+use crate::copy::{CopyFailed, End, Job, Lane, Left, Work};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Residency, StreamSet, Tier};
 use crate::trace::{Access, Actor, Site, Use};
@@ -167,7 +168,7 @@ impl Engine {
         inward: Inward,
     ) -> std::result::Result<End, CopyFailed> {
         let ordered = self.order_in(id, target, on, inward);
-        let sum = ordered.map_err(|error| CopyFailed { error, end: None })?;
+        let sum = ordered.map_err(CopyFailed::before)?;
         let arriving = self.arriving_slot(sum, inward.way());
         let at = arriving.map(|(at, _)| at);
         let copied = self.copy_in(id, target, inward, at);
@@ -219,9 +220,10 @@ impl Engine {
         inward: Inward,
         at: Option<SumSlot>,
     ) -> std::result::Result<End, CopyFailed> {
-        let refused = |error| CopyFailed { error, end: None };
-        let slot = self.slots.get(id.0, "refill").map_err(refused)?;
-        let Some(block) = &slot.block else { return Err(refused(slot.refuse("refill"))) };
+        let slot = self.slots.get(id.0, "refill").map_err(CopyFailed::before)?;
+        let Some(block) = &slot.block else {
+            return Err(CopyFailed::before(slot.refuse("refill")));
+        };
         let lane = match inward {
             Inward::Ahead => &mut self.ahead,
             Inward::Urgent => &mut self.urgent,
@@ -261,9 +263,12 @@ impl Engine {
         failed: CopyFailed,
         cause: Cause,
     ) -> Error {
-        let ready = failed.end.map(|end| (inward, end));
-        let undone = self.undo_target(id, target, on, ready, true);
         let mut error = failed.error;
+        let undone = match failed.left {
+            Left::Nothing => self.undo_target(id, target, on, None, true),
+            Left::Until(end) => self.undo_target(id, target, on, Some((inward, end)), true),
+            Left::Unmarked => self.keep_target(id, target, on, inward, &error),
+        };
         if let Ok(slot) = self.slots.get(id.0, cause.op) {
             error = error.at(slot.name).bytes(slot.len);
         }
@@ -275,7 +280,24 @@ impl Engine {
         }
     }
 
-    fn undo_target(
+    /// Nothing says when a copy into the target is done. The engine keeps its own; a framework was
+    /// told that its target is its own again, so there it has to be told of a loss.
+    fn keep_target(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        on: usize,
+        inward: Inward,
+        cause: &Error,
+    ) -> Result<()> {
+        if self.slots.get(id.0, "refill")?.owner == Owner::Framework {
+            return Err(self.give_up(cause));
+        }
+        self.in_doubt(Unmarked::In { storage: id, on, inward, target });
+        Ok(())
+    }
+
+    pub(super) fn undo_target(
         &mut self,
         id: StorageId,
         target: DeviceRange,
@@ -284,8 +306,12 @@ impl Engine {
         must: bool,
     ) -> Result<()> {
         let stream = self.ledgers[on].stream;
+        let is_owned = self.slots.get(id.0, "refill")?.owner == Owner::Engine;
+        let mut after = None;
         if let Some((inward, end)) = ready {
-            if must {
+            if must && is_owned {
+                after = Some(end.point.clone());
+            } else if must {
                 self.pass(&end.point, stream, Site::FreeAfterCopyIn)?;
             } else {
                 let waited = end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn);
@@ -294,8 +320,8 @@ impl Engine {
             // The block is being read; whoever takes it next must know.
             self.slots.get_mut(id.0, "refill")?.copied_in(inward, end);
         }
-        if self.slots.get(id.0, "refill")?.owner == Owner::Engine {
-            return self.free(target, stream);
+        if is_owned {
+            return self.free_behind(target, stream, after);
         }
         let free = Use { access: Access::Free, span: target.into() };
         let noted = self.backend.note(Actor::Stream(stream), &[free]);
@@ -303,7 +329,7 @@ impl Engine {
     }
 
     /// Refilling back to Evicted: the target goes in the order of `on`, behind the copy-in. What
-    /// `must` be undone is, even if a failing driver has to be waited for.
+    /// `must` be undone is, even if a failing driver has to be waited for, or asked again later.
     pub(super) fn undo_refill(&mut self, id: StorageId, on: usize, must: bool) -> Result<()> {
         let slot = self.slots.get(id.0, "cancel")?;
         let (range, ready) = (slot.range, slot.ready.clone());

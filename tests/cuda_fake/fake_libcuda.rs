@@ -8,6 +8,7 @@
 //!
 //! ```text
 //!   FAKE_CUDA=driver:13000,devices:2,fail:cuEventRecord:1:700    script, read at the first call
+//!   gate:cuMemHostRegister_v2:5:6   such a call writes to pipe 5, then waits for a byte of pipe 6
 //!   fake_script(text)   a new script for the calls from now on; counts start anew
 //!   fake_log(buffer)    takes the calls written down so far: "name arg arg ..", hexadecimal
 //!   fake_alive, fake_mode                                        what is left; the thread's mode
@@ -41,6 +42,7 @@ macro_rules! api {
                 eprintln!("{} was called after the driver was gone", stringify!($name));
                 std::process::abort();
             }
+            gate(stringify!($name));
             let $state = &mut *state();
             $state.note(stringify!($name), &[$($arg.word()),*]);
             if let Some(code) = $state.script().failure(stringify!($name)) {

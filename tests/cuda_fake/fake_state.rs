@@ -14,6 +14,10 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -58,6 +62,8 @@ pub(crate) struct Script {
     pub(crate) captures: HashMap<u64, u32>,
     pub(crate) fails: Vec<Fail>,
     pub(crate) counts: HashMap<String, u64>,
+    /// By the name of a call: a pipe to tell who waits for it, and one to wait at.
+    pub(crate) gates: HashMap<String, [i32; 2]>,
 }
 
 impl Script {
@@ -78,6 +84,9 @@ impl Script {
                 "notready" => script.not_ready = number(1),
                 "others-capture" => script.others_capture = true,
                 "capture" => drop(script.captures.insert(number(1), number(2) as u32)),
+                "gate" => drop(
+                    script.gates.insert(parts[1].to_owned(), [number(2) as i32, number(3) as i32]),
+                ),
                 "fail" => script.fails.push(Fail {
                     name: parts[1].to_owned(),
                     nth: number(2),
@@ -138,6 +147,18 @@ pub(crate) extern "C" fn on_exit() {
 
 pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that the call has come, and stays in it until somebody lets it go on or closes the pipe.
+/// The lock is not held meanwhile: other threads' calls go on.
+pub(crate) fn gate(name: &str) {
+    let gate = state().script().gates.get(name).copied();
+    if let Some([told, wait]) = gate {
+        // SAFETY: the script's author keeps the pipes open; they are not closed here.
+        let file = |fd| ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+        file(told).write_all(b"!").expect("somebody hears of the call");
+        let _ = file(wait).read(&mut [0]).expect("a pipe to wait at");
+    }
 }
 
 impl State {

@@ -59,7 +59,7 @@ fn meaning(code: u32) -> Kind {
 }
 
 /// Every code that has a name, and the fatal ones that have none.
-fn codes() -> Vec<u32> {
+pub(crate) fn codes() -> Vec<u32> {
     let named = (1..1000).filter(|code| code_name(*code).starts_with("CUDA_ERROR_"));
     let mut codes: Vec<u32> = named.chain(FATAL.iter().copied()).collect();
     codes.sort_unstable();
@@ -117,7 +117,7 @@ fn calls_of(verb: Verb) -> Vec<String> {
 }
 
 /// After a loss: the same error from every verb, and not one driver call, to the last drop.
-fn must_be_lost(mut b: Bench, first: &Error, op: &str, code: u32) {
+pub(crate) fn must_be_lost(mut b: Bench, first: &Error, op: &str, code: u32) {
     assert_eq!((first.kind(), first.op(), first.driver_code()), (Kind::Lost, op, Some(code)));
     assert!(first.to_string().contains("first seen in"), "{first}");
     calls();

@@ -9,9 +9,11 @@ mod promises;
 
 mod bench;
 mod conformance;
+mod ends;
 mod fake;
 mod faults;
 mod interop;
+mod pinning;
 mod probe;
 mod process;
 mod refusals;

@@ -57,6 +57,7 @@ pub(crate) enum Kind {
     QueryFail,
     QueryNotReady,
     LaunchFail,
+    SyncFail,
     StreamStall,
     SlowCopy,
     TornCopy,
@@ -74,7 +75,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Those that an ordered fault of the simulated device makes.
-    const ORDERED: [Kind; 17] = [
+    const ORDERED: [Kind; 18] = [
         Kind::DeviceOom,
         Kind::PinnedOom,
         Kind::RegisterFail,
@@ -86,6 +87,7 @@ impl Kind {
         Kind::QueryFail,
         Kind::QueryNotReady,
         Kind::LaunchFail,
+        Kind::SyncFail,
         Kind::StreamStall,
         Kind::SlowCopy,
         Kind::FatalCode,
@@ -108,6 +110,7 @@ impl Kind {
         Kind::QueryFail,
         Kind::QueryNotReady,
         Kind::LaunchFail,
+        Kind::SyncFail,
         Kind::StreamStall,
         Kind::SlowCopy,
         Kind::TornCopy,
@@ -342,6 +345,9 @@ fn bounds(dice: &mut Dice) -> Options {
     }
 }
 
+/// A wait for the device is refused by a driver that fails, and by a capture of somebody's.
+const REFUSED: [Fault; 2] = [Fault::Refuse, Fault::Reject(900)];
+
 /// Orders one fault, or several at calls in a row.
 fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
     let kind = dice.one(&Kind::ORDERED);
@@ -360,6 +366,7 @@ fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
         Kind::QueryFail => (Spot::Query, 30, Fault::Refuse),
         Kind::QueryNotReady => (Spot::Query, 30, Fault::NotReady(times * times)),
         Kind::LaunchFail => (Spot::Launch, 20, Fault::Refuse),
+        Kind::SyncFail => (Spot::Sync, 3, dice.one(&REFUSED)),
         Kind::StreamStall => {
             let spot = dice.one(&[Spot::Record, Spot::Wait, Spot::Launch]);
             (spot, 30, Fault::Stall(times * times * times))
@@ -376,4 +383,9 @@ fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
     let nth = 1 + dice.below(within);
     let in_a_row = if kind.is_fatal() { 1 } else { dice.one(&[1, 1, 1, 2, 3]) };
     faults.extend((nth..nth + in_a_row).map(|nth| Ordered { kind, spot, nth, fault }));
+    // What keeps an engine from ordering has it wait for the device: often in vain.
+    if matches!(kind, Kind::RecordFail | Kind::WaitFail) && dice.rarely(3) {
+        let (kind, spot, fault) = (Kind::SyncFail, Spot::Sync, dice.one(&REFUSED));
+        faults.extend((1..2 + dice.below(4)).map(|nth| Ordered { kind, spot, nth, fault }));
+    }
 }

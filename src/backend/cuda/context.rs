@@ -171,9 +171,13 @@ impl Drop for Context {
             entered.check(answer).ok();
         }
         if self.check(OP).is_ok() {
-            // SAFETY: gives back the one hold that `retain` took. The code is of no use: there is
-            // nothing left here to lose.
-            let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+            // SAFETY: gives back the one hold that `retain` took, once: whatever the driver says,
+            // nobody asks again.
+            let answer = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+            if code::kind(answer.code) == Kind::Lost {
+                // Nothing is left here to lose, but whoever opens the device next is told.
+                self.latch.trip(OP, answer);
+            }
         }
     }
 }

@@ -81,11 +81,13 @@ impl Pool {
         // SAFETY: this attribute's value is one 64-bit number, read during the call.
         let answer = unsafe { entered.driver().cuMemPoolSetAttribute(pool, keep, value) };
         if let Err(error) = entered.check(answer) {
-            if !error.is_lost() {
-                // SAFETY: the pool was made above and nothing was taken from it.
-                let _ = unsafe { entered.driver().cuMemPoolDestroy(pool) };
+            if error.is_lost() {
+                return Err(error);
             }
-            return Err(error);
+            // SAFETY: the pool was made above and nothing was taken from it.
+            let destroyed = entered.check(unsafe { entered.driver().cuMemPoolDestroy(pool) });
+            // What the driver keeps of it then is nothing. A loss is what there is to tell.
+            return Err(destroyed.err().filter(Error::is_lost).unwrap_or(error));
         }
         self.raw = Some(pool as usize);
         Ok(Some(pool))
@@ -189,7 +191,11 @@ fn from_pool(
     if answer.code == OUT_OF_MEMORY {
         // What lies free in the pool in pieces goes back to the device, and is asked for as one.
         // SAFETY: the pool is alive; bytes in use are not touched by a trim.
-        entered.check(unsafe { driver.cuMemPoolTrimTo(pool, 0) })?;
+        let trimmed = entered.check(unsafe { driver.cuMemPoolTrimTo(pool, 0) });
+        // One that was refused frees nothing: the want of memory is still what there is to tell.
+        if let Some(lost) = trimmed.err().filter(Error::is_lost) {
+            return Err(lost);
+        }
         // SAFETY: as above.
         answer = unsafe { driver.cuMemAllocFromPoolAsync(&mut at, size, pool, stream) };
     }

@@ -117,7 +117,11 @@ impl State {
                 self.report(device, op)?;
             }
             Some(Fault::Reject(code)) => {
-                let misuse = if code == 712 { Misuse::Overlap } else { Misuse::BadValue };
+                let misuse = match code {
+                    712 => Misuse::Overlap,
+                    900 => Misuse::Capturing,
+                    _ => Misuse::BadValue,
+                };
                 return Err(Error::usage(misuse, op).code(code, code_name(code)));
             }
             Some(Fault::NotReady(times)) => self.faults.hold_back(times),

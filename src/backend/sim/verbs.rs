@@ -341,6 +341,7 @@ impl Backend for Sim {
     fn sync(&mut self) -> Result<()> {
         let mut state = self.seat.lock();
         state.enter(self.seat.device, "sync")?;
+        state.strike(self.seat.device, Spot::Sync, None, "sync")?;
         state.run_device(self.seat.device, "sync")
     }
 
