@@ -15,7 +15,6 @@
 
 use crate::errors::raised;
 use crate::host::Host;
-use crate::size::{size, size_or_auto};
 use crate::{pool, stats};
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{Backend, Spec};
@@ -168,34 +167,27 @@ pub(crate) struct Engine {
 
 #[pymethods]
 impl Engine {
+    /// Values that were checked: Python's part of the package says which are allowed.
     #[new]
-    #[pyo3(signature = (device = "auto", pinned_bytes = None, unreleased_bytes = None,
-                        prefetch_bytes = None, *, prefetch_count = 8, streams = 64,
-                        time_stalls = false, verify = false, seed = None))]
+    #[pyo3(signature = (device, pinned_bytes, unreleased_bytes, prefetch_bytes, *, prefetch_count,
+                        streams, time_stalls, verify, seed))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
         device: &str,
-        pinned_bytes: Option<&Bound<'_, PyAny>>,
-        unreleased_bytes: Option<&Bound<'_, PyAny>>,
-        prefetch_bytes: Option<&Bound<'_, PyAny>>,
+        pinned_bytes: Option<u64>,
+        unreleased_bytes: u64,
+        prefetch_bytes: u64,
         prefetch_count: usize,
         streams: usize,
         time_stalls: bool,
         verify: bool,
         seed: Option<u64>,
     ) -> PyResult<Engine> {
-        let sized = |value: Option<&Bound<'_, PyAny>>, name: &str| match value {
-            Some(value) => size(value, name),
-            None => Ok(Bytes::mib(512)),
-        };
-        let asked = match pinned_bytes {
-            Some(value) => size_or_auto(value, "pinned_bytes")?,
-            None => None,
-        };
+        let asked = pinned_bytes.map(Bytes);
         let options = Options {
-            unreleased_bytes_max: sized(unreleased_bytes, "unreleased_bytes")?,
-            prefetch_bytes_max: sized(prefetch_bytes, "prefetch_bytes")?,
+            unreleased_bytes_max: Bytes(unreleased_bytes),
+            prefetch_bytes_max: Bytes(prefetch_bytes),
             prefetch_count_max: prefetch_count,
             // Each context has a policy of its own.
             keep_last_count: 0,
@@ -225,9 +217,8 @@ impl Engine {
 
     /// Page-locks what is missing for `bytes` to be free; in the background it returns at once.
     /// Returns how many bytes were, or will be, page-locked.
-    #[pyo3(signature = (bytes, background = false))]
-    fn reserve(&self, py: Python<'_>, bytes: &Bound<'_, PyAny>, background: bool) -> PyResult<u64> {
-        let len = size(bytes, "bytes")?;
+    fn reserve(&self, py: Python<'_>, bytes: u64, background: bool) -> PyResult<u64> {
+        let len = Bytes(bytes);
         // Page-locking takes seconds: not under the engine's lock.
         let pool = self.body.call(py, "reserve", |at| Ok(at.engine.pool().clone()))?;
         if !background {
@@ -243,10 +234,19 @@ impl Engine {
 
     /// What the engine did and holds, by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (stats, progress) = self.body.call(py, "stats", |at| {
-            Ok((at.engine.stats(), at.desk.reservation.as_ref().map(Reservation::progress)))
+        let (stats, quota, progress) = self.body.call(py, "stats", |at| {
+            let progress = at.desk.reservation.as_ref().map(Reservation::progress);
+            Ok((at.engine.stats(), at.engine.pinned_quota(), progress))
         })?;
-        stats::dict(py, &stats, progress.as_ref())
+        stats::dict(py, &stats, quota, progress.as_ref())
+    }
+
+    /// Readers that had to wait so far, and for how many seconds.
+    fn stalls(&self, py: Python<'_>) -> PyResult<(u64, f64)> {
+        self.body.call(py, "stats", |at| {
+            let stats = at.engine.stats();
+            Ok((stats.stalls, stats.stall_time.as_secs_f64()))
+        })
     }
 
     /// Sets both windows, in bytes.

@@ -204,7 +204,7 @@ def test_memory_that_two_storages_share_is_not_moved_twice(rig):  # noqa: F811
 def test_an_engine_of_another_kind_is_refused():
     with pytest.raises(TypeError, match="engine="):
         SavedTensors(engine="sim")
-    with pytest.raises(lightering.Usage, match="MiBB"):
+    with pytest.raises(ValueError, match="MiBB"):
         SavedTensors(min_bytes="1MiBB")
     with pytest.raises(ValueError, match="placement="):
         SavedTensors(placement="disk")

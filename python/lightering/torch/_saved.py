@@ -17,6 +17,7 @@ import torch
 
 from .._fsdp import ResidentStorages, is_weight
 from ..engine import Engine, Size
+from . import _reasons
 from ._context import Context
 
 
@@ -36,7 +37,7 @@ class SavedTensors(Context):
             of the CPU are moved only for an engine of the simulated device.
 
     Raises:
-        ValueError, TypeError, lightering.Usage: an argument that is not allowed, with its name.
+        TypeError, ValueError: an argument that is not allowed, with its name and what is.
 
     A tensor that stays is counted with its reason in ``report()``. In-place edits of a tensor
     after it was saved raise in the backward pass what autograd raises.
@@ -62,10 +63,10 @@ class SavedTensors(Context):
 
     def _wants(self, tensor: torch.Tensor) -> str | None:
         if torch._C._current_graph_task_id() != -1:
-            return "saved in a backward pass"
+            return _reasons.IN_BACKWARD
         residents = _watch.residents
         if residents.blind:
-            return "weights are unknown"
+            return _reasons.WEIGHTS_UNKNOWN
         return "" if is_weight(tensor) or tensor in residents else None
 
 

@@ -28,6 +28,7 @@ import torch
 from .. import _native
 from .._ownership import identity, identity_of
 from ..engine import Engine
+from . import _reasons
 from ._memory import Room
 from ._report import Counts
 
@@ -181,6 +182,12 @@ class Desk:
         self.streams.add(stream)
         return stream
 
+    def figures(self) -> tuple[int, float, int]:
+        """Since the engine was made: stalls, seconds of them, prefetches refused for want of room.
+        """
+        count, seconds = self.native.stalls()
+        return count, seconds, self.room.refused_count
+
     @property
     def live_count(self) -> int:
         """Storages that saved tensors hold now."""
@@ -215,7 +222,7 @@ class Desk:
             stash.source = weakref.ref(storage, lambda _: self._source_died(key, known))
             self._by_number[number] = known
             self._by_storage[key] = known
-            counts.keep(stash, "among the last")
+            counts.keep(stash, _reasons.AMONG_THE_LAST)
             if left is not None:
                 self._left(*left)
             self._drop(gone)
