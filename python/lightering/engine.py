@@ -12,10 +12,11 @@ Who may call it: everyone.
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
-from . import _arguments, _native
+from . import _arguments, _forks, _native
 
 Size = int | str
 """Bytes, as an int or as text such as "512MiB" or "1.5GiB"."""
@@ -24,6 +25,16 @@ _STREAMS_MAX = 64
 
 _engines: dict[str, Engine] = {}
 _engines_lock = threading.Lock()
+
+
+def _forked() -> None:
+    """A child has no use of its parent's engines, and makes its own; the lock may be held."""
+    global _engines_lock
+    _engines_lock = threading.Lock()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Engine:
@@ -85,6 +96,7 @@ class Engine:
             verify=_arguments.flag(verify, "verify"),
             seed=seed,
         )
+        self._forks = _forks.count
         self._adapter: Any = None
         self._adapter_lock = threading.Lock()
         self._has_own_windows = (unreleased_bytes, prefetch_bytes) != ("512MiB", "512MiB")

@@ -15,7 +15,7 @@
 
 use crate::errors::raised;
 use crate::host::Host;
-use crate::{pool, stats};
+use crate::{pool, process, stats};
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{Backend, Spec};
 use lightering::pinned::Reservation;
@@ -79,7 +79,7 @@ impl Body {
     }
 
     fn is_here(&self) -> bool {
-        self.process == std::process::id()
+        self.process == process::number()
     }
 }
 
@@ -120,7 +120,8 @@ impl At<'_> {
 
     /// Every storage whose device bytes may be dropped now. Of one stream alone, in its order;
     /// where there are several the engine names only what is done for all of them.
-    pub(crate) fn sweep(&mut self) -> Result<Vec<u64>> {
+    pub(crate) fn sweep(&mut self) -> Result<Option<Vec<u64>>> {
+        // Takes no memory while it is empty.
         let mut gone = Vec::new();
         for index in 0..self.desk.streams.len() {
             loop {
@@ -136,7 +137,12 @@ impl At<'_> {
                 }
             }
         }
-        Ok(gone)
+        Ok((!gone.is_empty()).then_some(gone))
+    }
+
+    /// The storage that should be fetched next for readers on a stream, and its bytes.
+    pub(crate) fn wanted(&mut self, compute: StreamId) -> Result<Option<(u64, u64)>> {
+        Ok(self.engine.wanted(compute)?.map(|(id, len)| (number(id), len.0)))
     }
 
     /// A storage's device bytes are used by nothing any more.
@@ -266,7 +272,7 @@ impl Engine {
     }
 
     /// Storages whose device bytes may be dropped now.
-    fn sweep(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+    fn sweep(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
         self.body.call(py, "sweep", |at| at.sweep())
     }
 
@@ -283,7 +289,7 @@ impl Engine {
     }
 
     /// The streams named so far wait for every copy out; then as `sweep`.
-    fn flush(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+    fn flush(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
         self.body.call(py, "flush", |at| {
             at.engine.step()?;
             for index in 0..at.desk.streams.len() {
@@ -301,7 +307,7 @@ impl Engine {
     fn wanted(&self, py: Python<'_>, stream: usize) -> PyResult<Option<(u64, u64)>> {
         self.body.call(py, "wanted", |at| {
             let compute = at.stream(stream)?;
-            Ok(at.engine.wanted(compute)?.map(|(id, len)| (number(id), len.0)))
+            at.wanted(compute)
         })
     }
 
@@ -356,7 +362,7 @@ fn open(spec: Spec, asked: Option<Bytes>, options: Options, seed: Option<u64>) -
     let device = format!("{kind}:{}", about.device.0);
     let shared = Shared::new(Inner::new(backend, &pool, options)?);
     let desk = Mutex::default();
-    Ok(Body { shared, desk, host, device, process: std::process::id() })
+    Ok(Body { shared, desk, host, device, process: process::number() })
 }
 
 /// A world of its own, in which the seed chooses every order.

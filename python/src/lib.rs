@@ -17,6 +17,7 @@ mod engine;
 mod errors;
 mod host;
 mod pool;
+mod process;
 mod saved;
 mod size;
 mod stats;
@@ -36,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<saved::Lease>()?;
     module.add_function(wrap_pyfunction!(bytes_of, module)?)?;
     module.add_function(wrap_pyfunction!(device, module)?)?;
+    process::watch_forks(module)?;
     errors::register(module)
 }
 

@@ -115,8 +115,8 @@ def test_parameters_and_buffers_never_move(rig):  # noqa: F811
     packed = []
     with rig.saved() as context:
         take = context._take
-        context._take = lambda tensor: packed.append(tensor.untyped_storage().data_ptr()) or take(
-            tensor)
+        context._take = lambda tensor, storage: packed.append(storage.data_ptr()) or take(
+            tensor, storage)
         model(torch.randn(64, 32, device=rig.device)).sum().backward()
     assert packed and not addresses & set(packed)
     for each in [*model.parameters(), *model.buffers()]:

@@ -50,13 +50,13 @@ def test_a_fetch_that_finds_no_room_gives_up_what_was_fetched_ahead(rig, monkeyp
     room = rig.desk.room
     take, asked = type(room).take, []
 
-    def short(self, nbytes):
+    def short(self, nbytes, layout=None):
         asked.append(nbytes)
         # Every third time, on demand or ahead, and never twice in a row.
         if len(asked) % 3 == 0:
             asked.append(0)
             raise torch.OutOfMemoryError("a test takes the room away")
-        return take(self, nbytes)
+        return take(self, nbytes, layout)
 
     monkeypatch.setattr(type(room), "take", short)
     saved = rig.saved()
@@ -74,7 +74,7 @@ def test_a_reader_that_finds_no_room_at_all_can_ask_again(rig, monkeypatch):  # 
         out = save(out, [torch.randn(256, device=rig.device)], [])
         rig.desk.flush()
         with monkeypatch.context() as patch:
-            def none(self, nbytes):
+            def none(self, nbytes, layout=None):
                 raise torch.OutOfMemoryError("a test takes the room away")
 
             patch.setattr(type(room), "take", none)

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from .. import _arguments, _native
+from .. import _arguments, _forks, _native
 from .._subclass import flatten, is_plain
 from ..engine import Engine, Size
 from . import _reasons
 from ._packed import Kept, Moved, Packed, Split, unpack
 from ._report import Counts, Report
-from ._stash import Desk, is_child
+from ._stash import Desk
 from ._warn import warn_once
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
@@ -59,6 +59,7 @@ class Context:
         self._min_bytes = _arguments.size(min_bytes, "min_bytes")
         self._is_off = _arguments.choice(placement, "placement", ("cpu", "none")) == "none"
         self._engine = checked(engine)
+        self._forks = _forks.count
         self._modes: dict[torch.device, tuple[Desk, Any]] = {}
         self._counts = Counts()
         self._before: dict[Desk, tuple[int, float, int]] = {}
@@ -108,7 +109,7 @@ class Context:
         if stack:
             return
         self._stop()
-        if is_child():
+        if self._forks != _forks.count:
             return
         for desk, _ in self._modes.values():
             desk.flush()
@@ -131,17 +132,20 @@ class Context:
     def _stop(self) -> None:
         """Left for the last time in this thread."""
 
-    def _wants(self, tensor: torch.Tensor) -> str | None:
+    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
         """None for a tensor that this mode moves; "" for one it is not about; else why not."""
         raise NotImplementedError
 
     def _pack(self, tensor: torch.Tensor) -> Packed:
         """What autograd calls when it saves a tensor."""
-        if is_child():
+        if self._forks != _forks.count:
             return self._keep(tensor)
-        why = self._wants(tensor)
+        storage = tensor.untyped_storage() if is_plain(tensor) else None
+        why = self._wants(tensor, storage)
         if why is None:
-            return self._pack_wanted(tensor)
+            if storage is None:
+                return self._pack_apart(tensor)
+            return self._take(tensor, storage)
         if why:
             self._counts.stay(_extent(tensor), why)
         elif torch._C._current_graph_task_id() == -1:
@@ -152,56 +156,62 @@ class Context:
         """A tensor that stays."""
         return Kept(tensor)
 
-    def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
-        if is_plain(tensor):
-            return self._take(tensor)
+    def _pack_apart(self, tensor: torch.Tensor) -> Packed:
+        """Packs a tensor that is not plain by those that it is of."""
         flat = flatten(tensor)
         if flat is not None:
-            return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
+            parts = [self._take(leaf, leaf.untyped_storage()) for leaf in flat.leaves]
+            return Split(parts, flat.detach())
         self._counts.stay(_extent(tensor), _reasons.UNKNOWN_KIND)
         return self._keep(tensor)
 
-    def _take(self, tensor: torch.Tensor) -> Kept | Moved:
+    def _take(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Kept | Moved:
         """Packs a plain tensor that the mode wants to move."""
-        mode = self._mode(tensor.device)
-        why = self._obstacle(tensor, mode)
-        if why is None and mode is not None:
+        device = tensor.device
+        mode = self._modes.get(device) or self._mode(device)
+        if mode is None:
+            why: str | None = _reasons.OTHER_DEVICE
+        elif tensor.is_inference():
+            why = _reasons.INFERENCE
+        elif tensor.is_conj() or tensor.is_neg():
+            why = _reasons.LAZY
+        elif device.type == "cuda" and (refused := self._graph_obstacle(device)):
+            why = refused
+        else:
             desk, saved = mode
-            stash = desk.find(tensor)
-            if stash is not None and stash.version == tensor._version:
+            stash, version = desk.find(storage), tensor._version
+            if stash is not None and stash.version == version:
                 # However small: who keeps a view keeps the storage that left.
                 return Moved(tensor, stash)
-            why = self._reserve(tensor, desk) if stash is None else _reasons.EDITED
-            if why is None:
+            nbytes = whole = storage.nbytes()
+            if tensor.nbytes < whole:
+                # An expanded tensor has no more bytes than its storage, a view has fewer.
+                nbytes = tensor.nbytes
+            if stash is not None:
+                why = _reasons.EDITED
+            elif nbytes < self._min_bytes or not nbytes:
+                why = _reasons.TOO_SMALL
+            elif desk.others and desk.is_of_somebody_else(storage):
+                why = _reasons.OUTLIVED
+            else:
                 try:
-                    stash = desk.pack(saved, self._counts, tensor, self._name)
-                    self._packed(desk, saved)
-                    return Moved(tensor, stash)
+                    stash = desk.pack(saved, self._counts, storage, version, whole, self._name)
                 except (_native.Lost, _native.Corrupt, _native.Closed):
                     raise
                 except _native.Error as error:
                     why = _reason(error)
-        self._counts.stay(_nbytes(tensor), why or _reasons.OTHER_DEVICE)
+                else:
+                    self._packed(desk, saved)
+                    return Moved(tensor, stash)
+        self._counts.stay(min(tensor.nbytes, storage.nbytes()), why)
         return self._keep(tensor)
 
-    def _reserve(self, tensor: torch.Tensor, desk: Desk) -> str | None:
-        """Why a storage that could move is not worth it."""
-        if _nbytes(tensor) < max(self._min_bytes, 1):
-            return _reasons.TOO_SMALL
-        return _reasons.OUTLIVED if desk.is_of_somebody_else(tensor) else None
-
-    def _obstacle(self, tensor: torch.Tensor, mode: Any) -> str | None:
-        """Why a tensor that the mode wants cannot move."""
-        if mode is None:
-            return _reasons.OTHER_DEVICE
-        if tensor.is_inference():
-            return _reasons.INFERENCE
-        if tensor.is_conj() or tensor.is_neg():
-            return _reasons.LAZY
-        if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    def _graph_obstacle(self, device: torch.device) -> str | None:
+        """Why a CUDA graph keeps a tensor from moving."""
+        if torch.cuda.is_current_stream_capturing():
             self._warn("stays out of a capture: tensors of a CUDA graph stay on the device")
             return _reasons.CAPTURE
-        if has_cudagraph_trees(tensor.device):
+        if has_cudagraph_trees(device):
             self._warn("stays out of CUDA graph trees: a replay would overwrite what is moved")
             return _reasons.GRAPH_TREES
         return None
@@ -260,11 +270,6 @@ class Context:
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of a plain tensor; an expanded one has no more than its storage."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -93,7 +93,7 @@ class HiddenStates(Context):
         self._windows.clear()
         self._largest = 0
 
-    def _wants(self, tensor: torch.Tensor) -> str | None:
+    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
         # _pack, then whoever saves: on a thread of autograd there may be nobody below it.
         apply = sys._getframe(1).f_back
         saver = None if apply is None else apply.f_back

@@ -39,13 +39,15 @@ class Counts:
 
     def keep(self, stash: Stash, why: str) -> None:
         """A storage stays for now."""
-        self._take_back(stash)
+        if stash.state:
+            self._take_back(stash)
         stash.state = why
         self.kept[why] = self.kept.get(why, 0) + stash.nbytes
 
     def move(self, stash: Stash) -> None:
         """A storage left."""
-        self._take_back(stash)
+        if stash.state:
+            self._take_back(stash)
         stash.state = "moved"
         self.moved += stash.nbytes
 

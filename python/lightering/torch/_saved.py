@@ -20,6 +20,8 @@ from ..engine import Engine, Size
 from . import _reasons
 from ._context import Context
 
+_graph_task = torch._C._current_graph_task_id
+
 
 class SavedTensors(Context):
     """Moves every tensor that autograd saves inside, however large the graph.
@@ -61,13 +63,14 @@ class SavedTensors(Context):
         if not self._is_off:
             _watch.stop()
 
-    def _wants(self, tensor: torch.Tensor) -> str | None:
-        if torch._C._current_graph_task_id() != -1:
+    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
+        if _graph_task() != -1:
             return _reasons.IN_BACKWARD
         residents = _watch.residents
         if residents.blind:
             return _reasons.WEIGHTS_UNKNOWN
-        return "" if is_weight(tensor) or tensor in residents else None
+        stays = residents.has(storage) if storage is not None else tensor in residents
+        return "" if stays or is_weight(tensor) else None
 
 
 class _Watch(threading.local):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import pickle
 import threading
 import weakref
@@ -28,8 +29,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
 )
 
-from .. import _arguments
+from .. import _arguments, _forks
 from .._fsdp import is_fsdp1
+from .._subclass import is_plain
 from ..engine import Engine
 from ._context import _hooks, checked
 from ._hidden import HiddenStates, first_is_hidden_states
@@ -62,8 +64,11 @@ class _Shared(HiddenStates):
                 saved[1].register_hooks(self._pack_input, unpack)
 
     def _pack_input(self, tensor: torch.Tensor) -> Packed:
-        why = self._wants_input(tensor, (tensor,))
-        return self._keep(tensor) if why is not None else self._pack_wanted(tensor)
+        if self._forks != _forks.count or self._wants_input(tensor, (tensor,)) is not None:
+            return self._keep(tensor)
+        if is_plain(tensor):
+            return self._take(tensor, tensor.untyped_storage())
+        return self._pack_apart(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> Kept:
         kept = super()._keep(tensor)
@@ -87,6 +92,16 @@ class _Shared(HiddenStates):
 _shared: weakref.WeakKeyDictionary[Engine, _Shared] = weakref.WeakKeyDictionary()
 _shared_default: list[_Shared] = []
 _shared_lock = threading.Lock()
+
+
+# A child makes its own; the lock may be held where it was forked.
+def _forked() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared_default.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _mode_of(engine: Engine | None) -> _Shared:
