@@ -8,7 +8,7 @@ import shutil
 import warnings
 
 import harness
-import lightering.torch._context as context_module
+import lightering.torch._warn as warn_module
 import models
 import pytest
 import rig as rigs
@@ -19,7 +19,7 @@ from saving import leaf, save
 
 @pytest.fixture(autouse=True)
 def untold(monkeypatch):
-    monkeypatch.setattr(context_module, "_told", set())
+    monkeypatch.setattr(warn_module, "_told", set())
 
 
 def test_a_mode_that_moved_nothing_says_why_once(rig):  # noqa: F811

@@ -218,6 +218,12 @@ impl Engine {
         &self.pool
     }
 
+    /// Pinned bytes that this engine holds now, and the most that it may: its own bound within the
+    /// pool's budget, [`Options::pinned_quota_max`].
+    pub fn pinned_quota(&self) -> (Bytes, Bytes) {
+        (self.client.held(), self.options.pinned_quota_max)
+    }
+
     /// Shows every later record of the driver seam to `observer`.
     pub fn observe(&mut self, observer: Option<Observer>) {
         self.backend.observe(observer);
