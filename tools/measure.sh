@@ -54,7 +54,7 @@ while getopts o:t:r option; do
             promises=timed::
             rehearsal=(--rehearsal)
             all=(conformance calibrate train first overlap link pinned lend predict figures)
-            queued=(--total 8MiB --pairs 3)
+            queued=(--total 256MiB --pairs 1)
             pinned=(--cold 1MiB --bytes 2MiB,4MiB)
             rounds=(--quick)
             ;;

@@ -87,6 +87,9 @@ impl Part {
         let mut command = Command::new(std::env::current_exe().map_err(broken)?);
         command.args(["--part", "--device", &device.to_string()]);
         command.args(["--total", &format!("{}B", bench.total.0)]);
+        if bench.check {
+            command.arg("--check");
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(broken)?;
         let (orders, answers) = (child.stdin.take(), child.stdout.take());

@@ -35,6 +35,8 @@ mod latency;
 mod rig;
 mod rows;
 mod two;
+#[path = "../watch.rs"]
+mod watch;
 
 use figure::Figures;
 use lightering::backend::sim::{Config, Model, World};
@@ -72,6 +74,7 @@ most 20 s at the usual --pairs and --total, but trunks and beside.
   --pairs N      pairs of runs (default: 15)
   --total SIZE   bytes queued at once (default: 2GiB)
   --json         each figure with all its pairs as a line of JSON, besides the table
+  --check        look for hazards in all that the engine does; the times are worth nothing then
   --help         this text
 ";
 
@@ -118,6 +121,8 @@ struct Bench {
     /// Pairs of what is measured in many variants.
     few: usize,
     total: Bytes,
+    /// The checker of order looks on.
+    check: bool,
     pool: PinnedPool,
     /// The simulated devices.
     world: World,
@@ -150,6 +155,7 @@ impl Bench {
             pairs: wish.pairs,
             few: wish.pairs.div_ceil(3),
             total: wish.total,
+            check: wish.check,
             pool,
             world,
         })
@@ -173,8 +179,13 @@ impl Bench {
     }
 
     fn rig(&self, plan: &Plan) -> Result<Rig> {
-        let devices = [device(self.spec, &self.world)?, device(self.spec, &self.world)?];
-        Rig::new(devices, &self.pool, plan)
+        self.rig_on(self.ordinal, plan)
+    }
+
+    /// A rig on a device of that ordinal, of the same kind.
+    fn rig_on(&self, ordinal: u32, plan: &Plan) -> Result<Rig> {
+        let plan = Plan { is_watched: self.check, ..plan.clone() };
+        Rig::new([self.open(ordinal)?, self.open(ordinal)?], &self.pool, &plan)
     }
 }
 
@@ -213,12 +224,14 @@ struct Wish {
     total: Bytes,
     json: bool,
     is_part: bool,
+    check: bool,
     measures: Vec<(&'static str, Measure)>,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<Wish>, String> {
     let (mut spec, mut pairs, mut total) = (Spec::Auto, 15, Bytes::gib(2));
-    let (mut json, mut is_part, mut measures) = (false, false, Vec::new());
+    let (mut json, mut check, mut is_part) = (false, false, false);
+    let mut measures = Vec::new();
     let known = |name: &str| match named(name) {
         none if none.is_empty() => Err(format!("{name}: no such measure; --help lists them")),
         some => Ok(some),
@@ -230,6 +243,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
             // What cargo says to every bench.
             "--bench" => {}
             "--json" => json = true,
+            "--check" => check = true,
             "--device" => {
                 let text = value()?;
                 spec = text.parse().map_err(|error| format!("--device {text}: {error}"))?;
@@ -260,7 +274,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
     if measures.is_empty() {
         measures.extend(&MEASURES[..USUAL]);
     }
-    Ok(Some(Wish { spec, pairs, total, json, is_part, measures }))
+    Ok(Some(Wish { spec, pairs, total, json, is_part, check, measures }))
 }
 
 fn run(wish: &Wish) -> Result<()> {

@@ -15,6 +15,7 @@
 
 use crate::busy::{BUSY, GRID, THREADS};
 use crate::driver::{Driver, Refused};
+use crate::watch::Watch;
 use lightering::backend::{Arg, Backend, Timing};
 use lightering::pinned::{Block, Client};
 use lightering::trace::Site;
@@ -39,6 +40,8 @@ pub(crate) struct Plan {
     pub(crate) bytes: Bytes,
     pub(crate) count: usize,
     pub(crate) options: Options,
+    /// Does the checker of order look on?
+    pub(crate) is_watched: bool,
 }
 
 impl Plan {
@@ -52,7 +55,7 @@ impl Plan {
             events_max: 16 * count.max(512),
             ..Options::default()
         };
-        Plan { bytes, count, options }
+        Plan { bytes, count, options, is_watched: false }
     }
 
     pub(crate) fn trunks(mut self, trunk_bytes_max: Bytes) -> Plan {
@@ -99,6 +102,7 @@ pub(crate) struct Rig {
     /// How long it holds, and the most that it ever does.
     hold: Duration,
     hold_most: Duration,
+    watch: Watch,
     /// Other work runs that is not waited for.
     pub(crate) unsynced: bool,
     /// Runs whose gate had opened before all was enqueued.
@@ -122,6 +126,7 @@ impl Rig {
     ) -> Result<Rig> {
         let about = backend.about();
         let mut engine = Engine::new(device, pool, plan.options.clone())?;
+        let watch = Watch::over(&mut engine, plan.is_watched);
         let mut client = pool.client(backend.fence(), Bytes::MAX)?;
         let driver = match about.simulated {
             true => None,
@@ -165,6 +170,7 @@ impl Rig {
             rounds_a_second: 0.0,
             hold: Duration::ZERO,
             hold_most: Duration::ZERO,
+            watch,
             unsynced: false,
             unheld: 0,
         };
@@ -383,6 +389,10 @@ impl Rig {
     /// Gives everything back.
     pub(crate) fn close(mut self) -> Result<()> {
         self.engine.shutdown()?;
+        let records = self.watch.verdict()?;
+        if records > 0 {
+            println!("checked: {records} records, no hazard");
+        }
         self.backend.sync()?;
         for (range, block) in self.raw {
             self.client.give_back(block, None)?;

@@ -126,6 +126,8 @@ impl Bench {
         }
         let mut plan = Plan::new(span, 1);
         plan.options.events_max = 1 << 15;
+        // Nobody writes the ranges between two batches, as the engine would suppose.
+        plan.options.note_uses = false;
         self.rig(&plan).map(Some)
     }
 }

@@ -14,7 +14,7 @@
 
 use crate::Bench;
 use crate::figure::{Better, Figures, Row};
-use crate::rig::{Plan, Rig};
+use crate::rig::Plan;
 use lightering::{Bytes, Error, Kind, Result};
 use std::sync::Barrier;
 
@@ -124,12 +124,5 @@ fn pair(seconds: Result<[f64; 2]>) -> [Result<f64>; 2] {
     match seconds {
         Ok([out, back]) => [Ok(out), Ok(back)],
         Err(error) => [Err(error.clone()), Err(error)],
-    }
-}
-
-impl Bench {
-    /// A rig on another device of the same kind.
-    fn rig_on(&self, ordinal: u32, plan: &Plan) -> Result<Rig> {
-        Rig::new([self.open(ordinal)?, self.open(ordinal)?], &self.pool, plan)
     }
 }
