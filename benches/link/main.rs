@@ -35,7 +35,6 @@ mod latency;
 mod rig;
 mod rows;
 mod two;
-#[path = "../watch.rs"]
 mod watch;
 
 use figure::Figures;
@@ -61,6 +60,7 @@ Usage: link [options] [measure...]
               are on their way: prefetch-0, prefetch-1, prefetch-2, prefetch-4
   rows        many small ranges, and rows at a stride, out and back
   gemm        the same beside matrix products
+  batch       the same with kernels off, by the driver's call for batches
   two         the next device beside this one, each alone and both at once
   apart       the same in two processes that share nothing but the machine
   trunks      bandwidth of 256 MiB pieces by the size of trunks
@@ -80,7 +80,7 @@ most 20 s at the usual --pairs and --total, but trunks and beside.
 
 const PAIRS_MAX: usize = 1000;
 /// A name that goes on behind a dash is one of several; the first part alone means all of them.
-const MEASURES: [(&str, Measure); 15] = [
+const MEASURES: [(&str, Measure); 16] = [
     ("bandwidth-small", |bench, out| copies::bandwidth(bench, Bytes::mib(1)..=Bytes::mib(16), out)),
     ("bandwidth-large", |bench, out| copies::bandwidth(bench, Bytes::mib(64)..=Bytes::gib(1), out)),
     ("both", copies::both),
@@ -93,6 +93,7 @@ const MEASURES: [(&str, Measure); 15] = [
     ("prefetch-4", |bench, out| ahead::ahead(bench, 4, out)),
     ("rows", rows::rows),
     ("gemm", rows::gemm),
+    ("batch", rows::batch),
     ("two", two::two),
     ("apart", apart::apart),
     ("trunks", copies::trunks),
@@ -100,7 +101,7 @@ const MEASURES: [(&str, Measure); 15] = [
 /// Besides; its figures are not asked for.
 const BESIDE: (&str, Measure) = ("beside", beside::beside);
 /// Measured where none is named.
-const USUAL: usize = 12;
+const USUAL: usize = 13;
 
 type Measure = fn(&Bench, &mut Figures) -> Result<()>;
 

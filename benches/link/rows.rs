@@ -5,7 +5,8 @@
 //! Invariant: ours, and a raw copy for each range, move the same ranges, in turn. The reference of
 //! `rows.out-*` and `rows.in-*` is what is asked, 50 GB/s out and 45 in; `each.*` stands beside a
 //! raw copy for each range, of which the host makes no more in a second however many there are: so
-//! of those only a fraction of a batch is made. `rows.gemm-*` is that next to matrix products.
+//! of those only a fraction of a batch is made. `rows.gemm-*` is that next to matrix products, and
+//! `rows.batch-*` with kernels off, where the driver's own call for batches moves them.
 //!
 //! ```text
 //!   device  [64k]..[64k]..[64k]..   --gather-->  pinned [64k|64k|64k|..]   --scatter--> and back
@@ -41,7 +42,7 @@ const PRODUCTS: u32 = 64;
 
 /// Gigabytes a second, out and in, for each size.
 pub(crate) fn rows(bench: &Bench, out: &mut Figures) -> Result<()> {
-    let Some(mut rig) = bench.rig_of_rows()? else { return Ok(()) };
+    let Some(mut rig) = bench.rig_of_rows(true)? else { return Ok(()) };
     for (name, count, len, strided) in SIZES {
         let shape = Shape::new(rig.raw[0].0, count, len, strided)?;
         let new = |what: &str, way: &str| {
@@ -67,9 +68,37 @@ pub(crate) fn rows(bench: &Bench, out: &mut Figures) -> Result<()> {
     rig.close()
 }
 
+/// The same with kernels off: what a driver's call for batches makes of it, beside raw copies.
+pub(crate) fn batch(bench: &Bench, out: &mut Figures) -> Result<()> {
+    const SIZES: [(&str, u64, u64); 4] = [
+        ("16x1mib", 16, 1 << 20),
+        ("64x256kib", 64, 256 << 10),
+        ("256x64kib", 256, 64 << 10),
+        ("4096x16kib", 4096, 16 << 10),
+    ];
+    let Some(mut rig) = bench.rig_of_rows(false)? else { return Ok(()) };
+    for (name, count, len) in SIZES {
+        let shape = Shape::new(rig.raw[0].0, count, len, false)?;
+        let mut rows = ["out", "in"]
+            .map(|way| Row::new(format!("rows.batch-{way}-{name}"), "GB/s", Better::Higher));
+        rig.hold_for(HOLD);
+        let before = rig.unheld;
+        for (ours, raw) in
+            crate::pairs(&mut rig, bench.pairs, |rig| rig.batches(&shape), |rig| rig.each(&shape))?
+        {
+            for (way, row) in rows.iter_mut().enumerate() {
+                row.pairs.push((ours[way], raw[way]));
+                row.unheld = rig.unheld - before;
+            }
+        }
+        out.add(rows);
+    }
+    rig.close()
+}
+
 /// The same next to back-to-back products, behind whose blocks a kernel queues and a copy does not.
 pub(crate) fn gemm(bench: &Bench, out: &mut Figures) -> Result<()> {
-    let Some(mut rig) = bench.rig_of_rows()? else { return Ok(()) };
+    let Some(mut rig) = bench.rig_of_rows(true)? else { return Ok(()) };
     let place = if bench.simulated { Place::Nowhere } else { Place::Cuda(bench.ordinal) };
     let busy = rig.busy;
     let work = Compute::new(&mut *rig.backend, Kind::Gemm, place, busy)?;
@@ -118,7 +147,7 @@ impl Beside {
 
 impl Bench {
     /// A rig with one range that the largest shape lies in; `None` where that is more than all.
-    fn rig_of_rows(&self) -> Result<Option<Rig>> {
+    fn rig_of_rows(&self, has_kernels: bool) -> Result<Option<Rig>> {
         let largest = SIZES.iter().map(|(_, count, len, _)| count * len).max().unwrap_or_default();
         let span = Bytes(2 * largest);
         if self.total.0 < 2 * span.0 {
@@ -126,6 +155,9 @@ impl Bench {
         }
         let mut plan = Plan::new(span, 1);
         plan.options.events_max = 1 << 15;
+        if !has_kernels {
+            plan.options.pack_blocks_max = 0;
+        }
         // Nobody writes the ranges between two batches, as the engine would suppose.
         plan.options.note_uses = false;
         self.rig(&plan).map(Some)

@@ -25,6 +25,7 @@ mod refill;
 mod release;
 mod shared;
 mod stats;
+mod tables;
 mod timeline;
 mod verify;
 

@@ -25,6 +25,7 @@
 //!
 //! The engine, examples and tests may use it, as a [`Backend`].
 
+mod batch;
 mod code;
 mod context;
 mod driver;
@@ -40,11 +41,12 @@ mod process;
 pub use code::{is_fatal, name as code_name};
 pub use driver::{DRIVER_MIN, SYMBOLS};
 
+use self::batch::{BatchArgs, Way};
 use self::context::Context;
 use self::memory::Account;
 use self::order::{CudaFence, Events, Streams};
 use self::pinned::CudaPinner;
-use super::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
+use super::{About, Arg, Backend, BatchFailed, Fence, Grid, Kernel, Memory, Piece, Pinner, Timing};
 use crate::error::Result;
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, DevicePtr, DeviceRange, EventId, PinnedRange, StreamId};
@@ -63,6 +65,7 @@ pub struct Cuda {
     events: Arc<Events>,
     streams: Streams,
     account: Account,
+    batch_args: BatchArgs,
 }
 
 impl Cuda {
@@ -85,7 +88,13 @@ impl Cuda {
     pub fn open(ordinal: u32) -> Result<Cuda> {
         let context = Context::open(ordinal)?;
         let events = Arc::new(Events::new(context.clone()));
-        Ok(Cuda { context, events, streams: Streams::new(), account: Account::default() })
+        Ok(Cuda {
+            context,
+            events,
+            streams: Streams::new(),
+            account: Account::default(),
+            batch_args: BatchArgs::default(),
+        })
     }
 }
 
@@ -171,6 +180,22 @@ impl Backend for Cuda {
 
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()> {
         self.enqueue_in(to, from, on)
+    }
+
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        self.enqueue_batch(Way::Out, pieces, on)
+    }
+
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        self.enqueue_batch(Way::In, pieces, on)
     }
 
     fn launch(
