@@ -182,7 +182,7 @@ def told(runs, asked, parts=("seam", "link", "pinned", "lend", "torch"), tables=
     """Figures that a program names itself, with all their pairs; variants that nothing is asked of
     are left out."""
     figures = {name: [] for name in asked if name.split(".")[0] in tables}
-    for line in (line for part in parts for line in runs.of(part)):
+    for line in (line for line in runs.lines if line["part"] in parts):
         said = line["said"]
         if said.get("figure") in figures:
             figures[said["figure"]] += [(tuple(pair), line["command"]) for pair in said["pairs"]]

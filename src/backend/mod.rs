@@ -42,7 +42,7 @@ pub mod traced;
 pub use kernel::{Arg, Cost, Grid, HostArgs, Kernel, Work};
 pub use open::{Opened, Spec, open};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{
     Bytes, DeviceId, DevicePtr, DeviceRange, EventId, PinnedPtr, PinnedRange, StreamId,
@@ -86,6 +86,35 @@ pub enum Timing {
     Off,
     /// Its time can be read with [`Backend::elapsed`].
     On,
+}
+
+/// Both ends of one copy of a batch, of the same length, greater than zero; the pinned one lies in
+/// one registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// On the host.
+    pub pinned: PinnedRange,
+    /// On the device.
+    pub device: DeviceRange,
+}
+
+/// What became of a batch that could not be enqueued as a whole.
+#[derive(Debug)]
+pub struct BatchFailed {
+    /// So many of the first pieces were enqueued, or may have been.
+    pub enqueued: usize,
+    /// The cause.
+    pub error: Error,
+}
+
+fn each(
+    pieces: &[Piece],
+    mut copy: impl FnMut(Piece) -> Result<()>,
+) -> std::result::Result<(), BatchFailed> {
+    for (enqueued, piece) in pieces.iter().enumerate() {
+        copy(*piece).map_err(|error| BatchFailed { enqueued, error })?;
+    }
+    Ok(())
 }
 
 /// One device. Object safe; see the module's text for the ordering contract.
@@ -154,6 +183,31 @@ pub trait Backend: Send {
     /// Copies `from` to `to` on the stream. Both have the same length, greater than zero, and
     /// `from` lies in one registration.
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()>;
+
+    /// Copies each piece out, on the stream; the copies have no order among each other, and no two
+    /// of them share a byte of a target. It may cost one call of a driver instead of many.
+    ///
+    /// # Errors
+    /// [`BatchFailed`]: the cause, and how many of the first pieces may be under way.
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        each(pieces, |Piece { pinned, device }| self.copy_out(pinned, device, on))
+    }
+
+    /// As [`Backend::copy_out_batch`], in.
+    ///
+    /// # Errors
+    /// As there.
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        each(pieces, |Piece { pinned, device }| self.copy_in(device, pinned, on))
+    }
 
     /// Enqueues a kernel.
     ///

@@ -10,7 +10,7 @@
 //!
 //! The engine wraps its backend in it; tests wrap theirs.
 
-use super::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
+use super::{About, Arg, Backend, BatchFailed, Fence, Grid, Kernel, Memory, Piece, Pinner, Timing};
 use crate::error::Result;
 use crate::trace::{Actor, Counters, Op, Record, Ring, Site, Use};
 use crate::unit::{
@@ -78,6 +78,24 @@ impl<B: Backend> Traced<B> {
         if let Some(observer) = &mut self.observer {
             observer(&record);
         }
+    }
+
+    /// A record for each copy of a batch that was enqueued or may have been, and for the one that
+    /// was refused.
+    fn batch(
+        &mut self,
+        pieces: &[Piece],
+        result: std::result::Result<(), BatchFailed>,
+        op: impl Fn(&Piece) -> Op,
+    ) -> std::result::Result<(), BatchFailed> {
+        let enqueued = result.as_ref().map_or_else(|failed| failed.enqueued, |()| pieces.len());
+        for piece in &pieces[..enqueued] {
+            self.push(op(piece), None);
+        }
+        if let (Err(failed), Some(piece)) = (&result, pieces.get(enqueued)) {
+            self.push(op(piece), Some(failed.error.kind()));
+        }
+        result
     }
 
     fn done<T>(&mut self, op: Op, result: Result<T>) -> Result<T> {
@@ -187,6 +205,32 @@ impl<B: Backend> Backend for Traced<B> {
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()> {
         let result = self.inner.copy_in(to, from, on);
         self.done(Op::CopyIn { from, to, stream: on }, result)
+    }
+
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        let result = self.inner.copy_out_batch(pieces, on);
+        self.batch(pieces, result, |piece| Op::CopyOut {
+            from: piece.device,
+            to: piece.pinned,
+            stream: on,
+        })
+    }
+
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        let result = self.inner.copy_in_batch(pieces, on);
+        self.batch(pieces, result, |piece| Op::CopyIn {
+            from: piece.pinned,
+            to: piece.device,
+            stream: on,
+        })
     }
 
     fn launch(
@@ -300,6 +344,22 @@ impl Backend for Box<dyn Backend> {
 
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()> {
         (**self).copy_in(to, from, on)
+    }
+
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        (**self).copy_out_batch(pieces, on)
+    }
+
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        (**self).copy_in_batch(pieces, on)
     }
 
     fn launch(

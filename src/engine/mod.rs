@@ -28,6 +28,7 @@ mod refill;
 mod release;
 mod shared;
 mod stats;
+mod tables;
 mod timeline;
 mod unmarked;
 mod verify;

@@ -84,6 +84,9 @@ pub struct Options {
     /// Blocks of 256 threads that such a kernel may have, and so the multiprocessors it may take
     /// from compute; 0: none is launched, and each row is copied.
     pub pack_blocks_max: u32,
+    /// Rows that no kernel moves go to the driver as one batch, where it has a call for that and
+    /// they have at most this many bytes each, on average; zero: each by a call of its own.
+    pub batch_row_bytes_max: Bytes,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
     /// Measure with timed events when copies, and spans that a framework names, ran; so many are
@@ -117,6 +120,7 @@ impl Default for Options {
             verify_slots_max: 1024,
             pack_row_bytes_max: Bytes::mib(2),
             pack_blocks_max: 64,
+            batch_row_bytes_max: Bytes::mib(1),
             time_stalls: false,
             spans_max: 0,
         }

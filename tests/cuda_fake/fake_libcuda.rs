@@ -273,6 +273,19 @@ api! {
         s.copy(to, from.addr(), len)?;
         At::device(to).copy(from, len);
     }
+    fn cuMemcpyBatchAsync(
+        s, to: At<u64>, from: At<u64>, sizes: At<usize>, count: usize,
+        attributes: At<u32>, firsts: At<usize>, kinds: usize, bad: At<usize>, stream: u64
+    ) {
+        bad.put(0, usize::MAX);
+        s.batch([to, from], sizes, count, attributes, [firsts.get(0), kinds], stream)?;
+    }
+    fn cuMemcpyBatchAsync_v2(
+        s, to: At<u64>, from: At<u64>, sizes: At<usize>, count: usize,
+        attributes: At<u32>, firsts: At<usize>, kinds: usize, stream: u64
+    ) {
+        s.batch([to, from], sizes, count, attributes, [firsts.get(0), kinds], stream)?;
+    }
     fn cuMemHostRegister_v2(s, at: u64, len: usize, _flags: u32) {
         s.current()?;
         s.unsafe_call()?;
@@ -337,6 +350,35 @@ api! {
     fn cuMemsetD8Async(s, at: u64, value: u8, len: usize, stream: u64) {
         s.stream(stream)?;
         (0..len).for_each(|index| At::device(at).put(index, value));
+    }
+}
+
+impl State {
+    /// Copies of one batch, each between page-locked memory and the device.
+    fn batch(
+        &mut self,
+        [to, from]: [At<u64>; 2],
+        sizes: At<usize>,
+        count: usize,
+        attributes: At<u32>,
+        kinds: [usize; 2],
+        stream: u64,
+    ) -> Result<(), u32> {
+        self.stream(stream)?;
+        // One kind of copies, from the first one on, without flags; both hints unused. The legacy
+        // stream is refused.
+        let words = [0, 1, 2, 3, 4, 5].map(|index| attributes.get(index));
+        if kinds != [0, 1] || words[1..] != [0; 5] || count == 0 || stream <= 1 {
+            return Err(INVALID_VALUE);
+        }
+        // 1 is the order of the stream.
+        assert_eq!(words[0], 1, "sources may be read before the stream gets there");
+        for index in 0..count {
+            let (to, from, len) = (to.get(index), from.get(index), sizes.get(index));
+            self.copy(to, from, len).or_else(|_| self.copy(from, to, len))?;
+            At::device(to).copy(At::device(from), len);
+        }
+        Ok(())
     }
 }
 

@@ -7,6 +7,7 @@
 #[path = "../conformance/promises.rs"]
 mod promises;
 
+mod batches;
 mod bench;
 mod conformance;
 mod ends;

@@ -16,6 +16,7 @@
 //!
 //! `context` opens devices with it; the files above call its functions.
 
+use super::batch::BatchCall;
 use super::code::{self, Answer, SUCCESS};
 use super::process;
 use crate::error::{Error, Kind, Missing, Result};
@@ -55,13 +56,15 @@ macro_rules! functions {
         #[derive(Debug)]
         pub(super) struct Driver {
             version: u32,
+            batch: BatchCall,
             $($name: unsafe extern "C" fn($($ty),*) -> u32,)*
         }
 
         #[allow(non_snake_case, clippy::too_many_arguments)]
         impl Driver {
             fn resolve(library: &'static Library, version: u32) -> Result<Driver> {
-                Ok(Driver { version, $($name: symbol(library, stringify!($name))?,)* })
+                let batch = BatchCall::find(library, version);
+                Ok(Driver { version, batch, $($name: symbol(library, stringify!($name))?,)* })
             }
 
             $(
@@ -136,6 +139,11 @@ impl Driver {
     pub(super) fn get() -> Result<&'static Driver> {
         static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
         DRIVER.get_or_init(probe).as_ref().map_err(Error::clone)
+    }
+
+    /// Its call for many copies at once, which older drivers lack.
+    pub(super) fn batch(&self) -> &BatchCall {
+        &self.batch
     }
 
     /// Version as the driver tells it: 1000 * major + 10 * minor.

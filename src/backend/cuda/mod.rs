@@ -25,6 +25,7 @@
 //!
 //! The engine, examples and tests may use it, as a [`Backend`].
 
+mod batch;
 mod code;
 mod context;
 mod driver;
@@ -41,11 +42,12 @@ mod sync;
 pub use code::{is_fatal, name as code_name};
 pub use driver::{DRIVER_MIN, SYMBOLS};
 
+use self::batch::{BatchArgs, Way};
 use self::context::Context;
 use self::memory::Account;
 use self::order::{CudaFence, Events, Streams};
 use self::pinned::CudaPinner;
-use super::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
+use super::{About, Arg, Backend, BatchFailed, Fence, Grid, Kernel, Memory, Piece, Pinner, Timing};
 use crate::error::Result;
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, DevicePtr, DeviceRange, EventId, PinnedRange, StreamId};
@@ -64,6 +66,7 @@ pub struct Cuda {
     events: Arc<Events>,
     streams: Streams,
     account: Account,
+    batch_args: BatchArgs,
 }
 
 impl Cuda {
@@ -87,7 +90,8 @@ impl Cuda {
         let context = Context::open(ordinal)?;
         let events = Arc::new(Events::new(context.clone()));
         let streams = Streams::new(Arc::as_ptr(&events) as usize);
-        Ok(Cuda { context, events, streams, account: Account::default() })
+        let (account, batch_args) = (Account::default(), BatchArgs::default());
+        Ok(Cuda { context, events, streams, account, batch_args })
     }
 }
 
@@ -173,6 +177,22 @@ impl Backend for Cuda {
 
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()> {
         self.enqueue_in(to, from, on)
+    }
+
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        self.enqueue_batch(Way::Out, pieces, on)
+    }
+
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        self.enqueue_batch(Way::In, pieces, on)
     }
 
     fn launch(
