@@ -60,6 +60,6 @@ pub use error::{Error, Kind, Missing, Misuse, Result};
 pub use pinned::{Budget, PinnedPool, PoolOptions};
 pub use storage::{Residency, Storage, Tier};
 pub use unit::{
-    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Key, Name, PinnedPtr, PinnedRange, StorageId,
-    StreamId,
+    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Key, MemoryId, Name, PinnedPtr, PinnedRange,
+    StorageId, StreamId,
 };

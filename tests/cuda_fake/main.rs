@@ -21,6 +21,8 @@ mod verbs;
 
 #[path = "../conformance/cuda_rig.rs"]
 mod cuda_rig;
+#[path = "../conformance/mapping.rs"]
+mod mapping;
 #[path = "../conformance/memory.rs"]
 mod memory;
 #[path = "../conformance/order.rs"]
