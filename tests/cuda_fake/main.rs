@@ -23,6 +23,8 @@ mod verbs;
 mod cuda_rig;
 #[path = "../conformance/mapping.rs"]
 mod mapping;
+#[path = "mapping.rs"]
+mod mapping_faults;
 #[path = "../conformance/memory.rs"]
 mod memory;
 #[path = "../conformance/order.rs"]

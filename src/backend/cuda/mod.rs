@@ -9,8 +9,8 @@
 //! type of cudarc is public, except with the feature `interop-cudarc`.
 //!
 //! ```text
-//!   Cuda ---- streams, account            memory   pinned   order   launch     verbs
-//!     |   \-- Events --- CudaFence           \        |       |       /
+//!   Cuda ---- streams, account    memory   mapping   pinned   order   launch     verbs
+//!     |   \-- Events --- CudaFence   \        \        |       |       /
 //!     v                                       `---- Context::enter --'         the one way in
 //!   Context (one per device, shared) -- pool, kernels, latch -- code           what codes mean
 //!     v
@@ -32,22 +32,24 @@ mod driver;
 pub mod interop;
 mod latch;
 mod launch;
+mod mapping;
 mod memory;
 mod order;
 mod pinned;
 mod process;
 
 pub use code::{is_fatal, name as code_name};
-pub use driver::{DRIVER_MIN, SYMBOLS};
+pub use driver::{DRIVER_MIN, MAPPING_SYMBOLS, SYMBOLS};
 
 use self::context::Context;
+use self::mapping::Mapped;
 use self::memory::Account;
 use self::order::{CudaFence, Events, Streams};
 use self::pinned::CudaPinner;
 use super::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
 use crate::error::Result;
 use crate::trace::{Actor, Site, Use};
-use crate::unit::{Bytes, DevicePtr, DeviceRange, EventId, PinnedRange, StreamId};
+use crate::unit::{Bytes, DevicePtr, DeviceRange, EventId, MemoryId, PinnedRange, StreamId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +65,7 @@ pub struct Cuda {
     events: Arc<Events>,
     streams: Streams,
     account: Account,
+    mapped: Mapped,
 }
 
 impl Cuda {
@@ -85,7 +88,8 @@ impl Cuda {
     pub fn open(ordinal: u32) -> Result<Cuda> {
         let context = Context::open(ordinal)?;
         let events = Arc::new(Events::new(context.clone()));
-        Ok(Cuda { context, events, streams: Streams::new(), account: Account::default() })
+        let (streams, account, mapped) = (Streams::new(), Account::default(), Mapped::new());
+        Ok(Cuda { context, events, streams, account, mapped })
     }
 }
 
@@ -114,6 +118,34 @@ impl Backend for Cuda {
 
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()> {
         self.give_bytes(at, on)
+    }
+
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        self.granularity("map_granularity")
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        self.take_range(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        self.give_range(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        self.take_memory(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        self.give_memory(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        self.map_all(range, memory)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        self.unmap_all(range)
     }
 
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
