@@ -52,6 +52,8 @@ pub fn is_query(site: Site) -> bool {
     let queries = [
         Site::ReleaseQuery,
         Site::ReleaseFence,
+        Site::UnmapQuery,
+        Site::UnmapFence,
         Site::HostReadQuery,
         Site::BlockIdleQuery,
         Site::TransferQuery,
