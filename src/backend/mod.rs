@@ -31,7 +31,6 @@
 //! The engine, examples and tests may use it; nothing below the engine's floors does, except the
 //! backends themselves.
 //!
-//! [`Kind::Lost`]: crate::Kind::Lost
 //! [`Misuse::FreshEvent`]: crate::Misuse::FreshEvent
 
 #[cfg(feature = "cuda")]
@@ -95,7 +94,7 @@ pub enum Timing {
 /// One device. Object safe; see the module's text for the ordering contract.
 ///
 /// # Errors
-/// Every verb: [`Kind::Lost`](crate::Kind::Lost) once a fatal driver error was seen; `Usage`
+/// Every verb: [`Kind::Lost`] once a fatal driver error was seen; `Usage`
 /// for handles that are stale or foreign, refused before anything is enqueued.
 pub trait Backend: Send {
     /// What the device is.
