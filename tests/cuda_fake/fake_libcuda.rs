@@ -97,6 +97,7 @@ api! {
             33 => device % 256,
             34 | 50 => 0,
             41 => s.script().unified,
+            102 => s.script().mapping,
             115 => s.script().pools,
             _ => return Err(INVALID_VALUE),
         };
@@ -216,16 +217,13 @@ api! {
     }
     fn cuMemGetInfo_v2(s, free: At<usize>, total: At<usize>) {
         s.current()?;
-        let used: usize = s.memory.values().sum();
+        let used = s.used();
         free.put(0, s.script().memory.saturating_sub(used));
         total.put(0, s.script().memory);
     }
     fn cuMemPoolCreate(s, pool: At<u64>, props: At<i32>) {
+        s.device_memory(props)?;
         let (current, raw) = (s.current()?, s.handle());
-        // Pinned memory of a device: allocation type 1, no handle type, location type 1.
-        let props = [0, 1, 2, 3].map(|index| props.get(index));
-        assert_eq!(props[..3], [1, 0, 1]);
-        assert_eq!(0x100_0000 + props[3] as u64 * 0x100, current);
         s.pools.insert(raw, current);
         pool.put(0, raw);
     }
@@ -262,6 +260,58 @@ api! {
         s.current()?;
         s.unsafe_call()?;
         s.give(at)?;
+    }
+    fn cuMemGetAllocationGranularity(s, bytes: At<usize>, props: At<i32>, _which: u32) {
+        s.device_memory(props)?;
+        bytes.put(0, s.script().granularity);
+    }
+    fn cuMemAddressReserve(
+        s, at: At<u64>, len: usize, _alignment: usize, _wish: u64, flags: u64
+    ) {
+        s.current()?;
+        s.unsafe_call()?;
+        assert_eq!(flags, 0);
+        at.put(0, s.reserve(len)?);
+    }
+    fn cuMemAddressFree(s, at: u64, len: usize) {
+        s.unsafe_call()?;
+        s.free_range(at, len)?;
+    }
+    fn cuMemCreate(s, memory: At<u64>, len: usize, props: At<i32>, flags: u64) {
+        s.unsafe_call()?;
+        s.device_memory(props)?;
+        assert_eq!(flags, 0);
+        s.check_room(len)?;
+        let raw = s.handle();
+        s.handles.insert(raw, len);
+        memory.put(0, raw);
+    }
+    fn cuMemRelease(s, memory: u64) {
+        s.unsafe_call()?;
+        s.handles.remove(&memory).ok_or(INVALID_VALUE)?;
+    }
+    fn cuMemMap(s, at: u64, len: usize, offset: usize, memory: u64, flags: u64) {
+        s.current()?;
+        s.unsafe_call()?;
+        assert_eq!((offset, flags), (0, 0));
+        s.map(at, len, memory)?;
+    }
+    fn cuMemSetAccess(s, at: u64, len: usize, who: At<i32>, count: usize) {
+        s.unsafe_call()?;
+        // This device, to read and write.
+        let who = [0, 1, 2].map(|index| who.get(index));
+        assert_eq!((who[0], who[2], count), (1, 3, 1));
+        assert_eq!(0x100_0000 + who[1] as u64 * 0x100, s.current()?);
+        for at in s.mappings(at, len)? {
+            s.mapped.entry(at).and_modify(|mapping| mapping.2 = true);
+        }
+    }
+    fn cuMemUnmap(s, at: u64, len: usize) {
+        s.current()?;
+        s.unsafe_call()?;
+        for at in s.mappings(at, len)? {
+            s.mapped.remove(&at);
+        }
     }
     fn cuMemcpyDtoHAsync_v2(s, to: At<u8>, from: u64, len: usize, stream: u64) {
         s.stream(stream)?;
@@ -409,7 +459,8 @@ export! {
 }
 
 export! {
-    /// What is alive: streams, events, pools, device allocations, registrations, holds on contexts.
+    /// What is alive: streams, events, pools, device allocations, registrations, holds on contexts,
+    /// reserved ranges, memory to be mapped, mappings.
     fake_alive, (counts: At<u64>) -> () {
         let state = &*state();
         let holds: u64 = state.holds.values().sum();
@@ -420,6 +471,9 @@ export! {
             state.memory.len() as u64,
             state.pinned.len() as u64,
             holds,
+            state.ranges.len() as u64,
+            state.handles.len() as u64,
+            state.mapped.len() as u64,
         ];
         lens.into_iter().enumerate().for_each(|(index, len)| counts.put(index, len));
     }

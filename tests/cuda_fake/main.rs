@@ -25,6 +25,10 @@ mod verbs;
 
 #[path = "../conformance/cuda_rig.rs"]
 mod cuda_rig;
+#[path = "../conformance/mapping.rs"]
+mod mapping;
+#[path = "mapping.rs"]
+mod mapping_faults;
 #[path = "../conformance/memory.rs"]
 mod memory;
 #[path = "../conformance/order.rs"]

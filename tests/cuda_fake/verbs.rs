@@ -28,6 +28,7 @@ fn opening_takes_one_hold_and_the_last_drop_gives_it_back() {
                 "cuDeviceGetAttribute",
                 "cuDeviceGetAttribute",
                 "cuDeviceGetAttribute",
+                "cuDeviceGetAttribute",
                 "cuDevicePrimaryCtxRetain",
             ]
         );

@@ -15,7 +15,8 @@
 //! ```
 //!
 //! All `Cuda`s of one device in a process share one `Context`, one memory pool and one kernel
-//! cache; the last one gives the context back. `memory`, `pinned`, `order` and `launch` enter it.
+//! cache; the last one gives the context back. `memory`, `mapping`, `pinned`, `order` and
+//! `launch` enter it.
 
 use super::code::{self, Answer, SUCCESS};
 use super::driver::Driver;
@@ -41,6 +42,8 @@ pub(super) struct Context {
     pub(super) pool: Mutex<Pool>,
     pub(super) kernels: Mutex<Kernels>,
     pub(super) roll: Mutex<Roll>,
+    /// Can memory be mapped at addresses of one's own?
+    pub(super) can_map: bool,
     device: CUdevice,
     /// The `CUcontext`, as a number: what is a pointer to the driver is a name to us.
     raw: usize,
@@ -107,11 +110,13 @@ impl Context {
         let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let pool = Mutex::new(Pool::new(probe.attribute(pools)? != 0));
         let kernels = Mutex::new(Kernels::default());
+        let maps = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
+        let can_map = probe.attribute(maps)? != 0;
         let roll = Mutex::default();
         let pci_address = probe.pci_address()?;
         let raw = probe.retain()?;
         let device = probe.device;
-        Ok(Context { driver, about, pci_address, pool, kernels, roll, device, raw, latch })
+        Ok(Context { driver, about, pci_address, pool, kernels, roll, can_map, device, raw, latch })
     }
 
     /// Is the handle this context's?
@@ -216,6 +221,12 @@ impl Entered<'_> {
             Kind::Lost => self.context.latch.trip(self.op, answer),
             kind => Error::new(kind, self.op).code(code, code::name(code)).detail(call),
         }
+    }
+
+    /// The loss of a device that will not undo what it did: what is where nobody knows any more.
+    #[cold]
+    pub(super) fn lost(&self, answer: Answer) -> Error {
+        self.context.latch.trip(self.op, answer)
     }
 
     fn exchange(&self, mode: &mut u32) -> Answer {
