@@ -21,7 +21,7 @@ use crate::copy::{CopyFailed, End, Job, Left, Transfer, Work};
 use crate::error::{Error, Kind, Result};
 use crate::pinned::{Block, Lent};
 use crate::policy::{Advice, Kept};
-use crate::storage::{Homed, Residency, StreamSet};
+use crate::storage::{Homed, Owner, Residency, StreamSet};
 use crate::stream::Point;
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
@@ -100,9 +100,11 @@ impl Engine {
     /// The host copy is current: the device bytes can go as they are.
     fn evict_clean(&mut self, id: StorageId, on: usize) -> Result<Evict> {
         let slot = self.slots.get(id.0, "evict")?;
-        let (readers, len) = (slot.readers, slot.len);
-        // The bytes go in the order of `on`, so the other readers must be ordered before that.
-        self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+        let (readers, owner, len) = (slot.readers, slot.owner, slot.len);
+        if owner != Owner::Fixed {
+            // The bytes go in the order of `on`, so the other readers are ordered before that.
+            self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+        }
         self.stats.clean_bytes += len.0;
         self.leave(id, on)?;
         Ok(Evict::Clean)

@@ -64,14 +64,20 @@ impl Engine {
         if self.ahead.is_full(self.options.lane()) {
             return Ok(None);
         }
-        Ok(self.next_wanted(compute, Owner::Framework))
+        Ok(self.next_wanted(compute, true))
     }
 
-    pub(super) fn next_wanted(&self, stream: StreamId, owner: Owner) -> Option<(StorageId, Bytes)> {
+    /// The next one to fetch whose bytes are a framework's, or those whose bytes are not.
+    pub(super) fn next_wanted(
+        &self,
+        stream: StreamId,
+        of_framework: bool,
+    ) -> Option<(StorageId, Bytes)> {
         self.prefetcher.wanted(stream, |id| {
             let slot = self.slots.get(id.0, "wanted").ok()?;
             let is_away = slot.residency() == Residency::Evicted(Tier::Host);
-            (is_away && slot.owner == owner && !slot.is_dropped).then_some(slot.len)
+            let is_of = (slot.owner == Owner::Framework) == of_framework;
+            (is_away && is_of && !slot.is_dropped).then_some(slot.len)
         })
     }
 
@@ -118,7 +124,7 @@ impl Engine {
     fn check_target(&self, id: StorageId, target: DeviceRange, op: &'static str) -> Result<()> {
         let slot = self.slot(id, op)?;
         slot.must_be(Residency::Evicted(Tier::Host), op)?;
-        if slot.owner == Owner::Engine {
+        if slot.owner != Owner::Framework {
             let error = Error::usage(Misuse::State, op).at(slot.name);
             return Err(error.detail("the engine owns its device bytes: acquire it"));
         }
@@ -203,8 +209,11 @@ impl Engine {
         }
         let slot = self.slots.get(id.0, "refill")?;
         self.after.clear();
-        let free = self.events.mark(&mut self.backend, stream)?;
-        self.after.push((free, Site::TargetFree));
+        // Where the address stays the bytes were mapped just now: they have no other users.
+        if slot.owner != Owner::Fixed {
+            let free = self.events.mark(&mut self.backend, stream)?;
+            self.after.push((free, Site::TargetFree));
+        }
         let out = slot.out.as_ref().map(|out| (out.point.clone(), Site::RefillAfterCopyOut));
         self.after.extend(out);
         let earlier = slot.last_copy_in();
@@ -306,10 +315,12 @@ impl Engine {
         must: bool,
     ) -> Result<()> {
         let stream = self.ledgers[on].stream;
-        let is_owned = self.slots.get(id.0, "refill")?.owner == Owner::Engine;
+        let owner = self.slots.get(id.0, "refill")?.owner;
         let mut after = None;
         if let Some((inward, end)) = ready {
-            if must && is_owned {
+            if owner == Owner::Fixed {
+                // They are unmapped once the copy-in is known done; no stream waits for it.
+            } else if must && owner == Owner::Engine {
                 after = Some(end.point.clone());
             } else if must {
                 self.pass(&end.point, stream, Site::FreeAfterCopyIn)?;
@@ -320,8 +331,10 @@ impl Engine {
             // The block is being read; whoever takes it next must know.
             self.slots.get_mut(id.0, "refill")?.copied_in(inward, end);
         }
-        if is_owned {
-            return self.free_behind(target, stream, after);
+        match owner {
+            Owner::Engine => return self.free_behind(target, stream, after),
+            Owner::Fixed => return self.linger(id),
+            Owner::Framework => {}
         }
         let free = Use { access: Access::Free, span: target.into() };
         let noted = self.backend.note(Actor::Stream(stream), &[free]);

@@ -37,6 +37,8 @@ pub(crate) struct Item {
     /// The device bytes, where they are the framework's own.
     pub(crate) range: Option<DeviceRange>,
     pub(crate) is_owned: bool,
+    /// Where the bytes are whenever they are there, if their address stays.
+    pub(crate) fixed: Option<DeviceRange>,
 }
 
 impl Item {
@@ -151,8 +153,14 @@ impl<'a> Machine<'a> {
         let is_owned = self.plan.is_owned.unwrap_or_else(|| self.dice.rarely(2));
         let on = self.bench.streams[s].engine;
         let seed = self.seed();
+        let mut fixed = false;
         let (handle, range) = if is_owned {
-            let got = self.engine.lock().alloc(len, on, "owned");
+            let is_fixed = self.dice.rarely(3);
+            let got = match is_fixed {
+                true => self.engine.lock().alloc_fixed(len, on, "fixed"),
+                false => self.engine.lock().alloc(len, on, "owned"),
+            };
+            fixed = is_fixed;
             match self.allowed(got)? {
                 Some(handle) => (handle, None),
                 None => return Ok(()),
@@ -167,7 +175,8 @@ impl<'a> Machine<'a> {
         };
         let bytes = self.engine.lock().range(handle.id()).unwrap();
         let (writer, readers) = (Some(s), 0);
-        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned });
+        let fixed = fixed.then_some(bytes);
+        self.items.push(Item { handle, len, seed, writer, readers, range, is_owned, fixed });
         self.fill(s, bytes, seed)
     }
 

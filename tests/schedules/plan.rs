@@ -329,6 +329,11 @@ fn bounds(dice: &mut Dice) -> Options {
         keep_last_count: dice.below(3) as usize,
         storage_bytes_min: Bytes(dice.below(2) * 256),
         trunk_bytes_max: Bytes(dice.one(&[256, 512, 1000, 4096])),
+        memory_bytes_max: Bytes(dice.one(&[512, 1024, 4096])),
+        memory_pooled_bytes_min: Bytes(dice.one(&[0, 1024])),
+        memory_idle_max: dice.one(&[2, 4]),
+        // A run is a pure function of its seed: no clock of the host's decides in it.
+        memory_wait_max: Duration::from_secs(3600),
         transfers_max: dice.one(&[1, 2, 4, 100]),
         events_max: dice.one(&[8, 16, 64]),
         storages_max: 12,
@@ -355,7 +360,10 @@ fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
     let kind = if kind.is_fatal() && !dice.rarely(3) { Kind::CopySubmitFail } else { kind };
     let times = 1 + dice.below(8) as u32;
     let (spot, within, fault) = match kind {
-        Kind::DeviceOom => (Spot::Alloc, 16, Fault::Refuse),
+        Kind::DeviceOom => {
+            let spots = [Spot::Alloc, Spot::Alloc, Spot::Create, Spot::Map, Spot::Unmap];
+            (dice.one(&spots), 16, Fault::Refuse)
+        }
         Kind::PinnedOom => (Spot::Register, 2, Fault::Refuse),
         Kind::RegisterFail => (Spot::Register, 2, Fault::Reject(dice.one(&[712, 800, 801]))),
         Kind::StreamCreateFail => (Spot::CreateStream, 6, Fault::Refuse),

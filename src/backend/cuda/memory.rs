@@ -52,6 +52,11 @@ impl Pool {
         self.raw.take().map(|raw| raw as CUmemoryPool)
     }
 
+    /// The pool, where there is one by now.
+    pub(super) fn made(&self) -> Option<CUmemoryPool> {
+        self.raw.map(|raw| raw as CUmemoryPool)
+    }
+
     /// The pool, made now where there is none; `None` on a device that has no pools.
     fn get(&mut self, entered: &Entered<'_>, device: u32) -> Result<Option<CUmemoryPool>> {
         if !self.supported {
@@ -106,8 +111,18 @@ impl Account {
     fn add(&mut self, at: u64, len: u64) {
         let before = self.lens.insert(at, len);
         assert!(before.is_none(), "the driver gave out an address that it had not got back");
+        self.add_apart(len);
+    }
+
+    /// Counts memory that has no address of its own.
+    pub(super) fn add_apart(&mut self, len: u64) {
         self.allocated += len;
         self.peak = self.peak.max(self.allocated);
+    }
+
+    /// Such memory was given back.
+    pub(super) fn remove_apart(&mut self, len: u64) {
+        self.allocated -= len;
     }
 
     fn remove(&mut self, at: u64) {
@@ -149,9 +164,11 @@ impl Cuda {
             // below); the stream is alive and of this context.
             entered.check(unsafe { entered.driver().cuMemFreeAsync(at.0, stream) })?;
         } else {
-            // SAFETY: waits for all work of the current context.
-            entered.check(unsafe { entered.driver().cuCtxSynchronize() })?;
-            // SAFETY: the address came from cuMemAlloc and is freed once; nothing runs any more.
+            // Not for the whole context: that would end a capture of somebody else's.
+            // SAFETY: the stream is alive, and not being captured.
+            entered.check(unsafe { entered.driver().cuStreamSynchronize(stream) })?;
+            // SAFETY: the address came from cuMemAlloc and is freed once; what used the bytes was
+            // before this point of the stream.
             entered.check(unsafe { entered.driver().cuMemFree_v2(at.0) })?;
         }
         self.account.remove(at.0);

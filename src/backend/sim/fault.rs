@@ -19,6 +19,12 @@ use super::schedule::Dice;
 pub enum Spot {
     /// Taking device memory.
     Alloc,
+    /// Reserving addresses, or taking memory to map there.
+    Create,
+    /// Mapping memory.
+    Map,
+    /// Taking mapped memory away.
+    Unmap,
     /// Page-locking host memory.
     Register,
     /// Making a stream.
