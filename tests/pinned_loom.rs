@@ -246,6 +246,24 @@ fn a_reservation_a_lend_and_a_trim_at_once_lose_nothing_and_all_end() {
 }
 
 #[test]
+fn a_reservation_that_is_cancelled_while_somebody_else_pins_ends_and_takes_no_turn() {
+    check("a cancel before the turn", 2, || {
+        let (books, pool) = pool(Growth::Allowed);
+        let other = {
+            let pool = pool.clone();
+            loom::thread::spawn(move || pool.reserve(Bytes::kib(16)))
+        };
+        let Ok(reservation) = pool.reserve_in_background(Bytes::kib(32)) else { return };
+        reservation.cancel();
+        let ready = reservation.wait().unwrap();
+        other.join().unwrap().unwrap();
+        balanced(&pool);
+        assert!(pool.stats().pinned >= ready);
+        assert_eq!(pool.stats().pinned, Bytes(books.0.lock().unwrap().values().sum()));
+    });
+}
+
+#[test]
 fn a_reservation_that_is_cancelled_or_whose_pool_goes_ends_and_keeps_nothing() {
     for cancelled in [true, false] {
         let name = if cancelled { "a cancel" } else { "a pool that goes" };
