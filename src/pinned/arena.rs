@@ -16,12 +16,16 @@
 //!
 //! Only [`crate::pinned`] uses it.
 
+#[cfg(test)]
+mod machines;
 mod mapping;
 mod pieces;
 mod place;
+mod system;
 mod touch;
 
 pub(super) use pieces::Pieces;
+pub(super) use system::{Linux, System};
 pub(super) use touch::{Crew, Pages};
 
 use super::Inner;

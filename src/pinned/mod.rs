@@ -57,7 +57,7 @@ pub use stats::{Counts, LentRow, Report, Stats};
 use crate::backend::{Fence, Pinner};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
-use arena::{Arena, Crew, Pages};
+use arena::{Arena, Crew, Linux, Pages, System};
 use budget::Machine;
 use busy::Doubt;
 use front::Front;
@@ -105,6 +105,8 @@ pub(in crate::pinned) struct Inner {
     /// Bytes of arenas that are gone from the books and yet stay page-locked.
     leaked: Arc<AtomicU64>,
     options: PoolOptions,
+    /// Who maps the arenas.
+    system: Arc<dyn System>,
 }
 
 impl PinnedPool {
@@ -114,6 +116,14 @@ impl PinnedPool {
     /// `Usage(BadValue)` for options out of their bounds, a budget of zero among them;
     /// `OutOfMemory` where the machine has nothing to spare.
     pub fn new(pinner: Arc<dyn Pinner>, options: PoolOptions) -> Result<PinnedPool> {
+        PinnedPool::on(Arc::new(Linux), pinner, options)
+    }
+
+    fn on(
+        system: Arc<dyn System>,
+        pinner: Arc<dyn Pinner>,
+        options: PoolOptions,
+    ) -> Result<PinnedPool> {
         options.check()?;
         let machine = match pinner.needs_memory() {
             true => Machine::new(&options.machine_root),
@@ -134,6 +144,7 @@ impl PinnedPool {
             machine,
             budget,
             options,
+            system,
         };
         Ok(PinnedPool { inner: Arc::new_cyclic(inner) })
     }
@@ -262,6 +273,7 @@ impl Inner {
             pages: Arc::clone(&self.pages),
             reserved: self.options.reserved_huge_pages && self.machine.reserved_huge() >= len,
             dumped: self.options.dump,
+            system: Arc::clone(&self.system),
         }
     }
 
