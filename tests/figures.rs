@@ -125,7 +125,7 @@ fn session() -> Vec<String> {
             "link" | "latency" | "prefetch" | "rows" | "two" | "scale" => {
                 ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]")
             }
-            part @ ("pinned" | "torch") => (part, just.as_str()),
+            part @ ("seam" | "pinned" | "torch") => (part, just.as_str()),
             _ => continue,
         };
         let name = &figure.name;

@@ -9,7 +9,7 @@ mod pinned_support;
 
 use lightering::pinned::{PinnedPool, PoolOptions};
 use lightering::{Bytes, Name};
-use pinned_support::{Hand, Paper, small};
+use pinned_support::{Hand, Paper, mapped, small};
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
@@ -47,20 +47,7 @@ impl Drop for Set {
 
 /// The size of the pages behind an address of this process, in KiB; none where nothing is mapped.
 fn page_kib(at: usize) -> Option<u64> {
-    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
-    let mut is_there = false;
-    for line in maps.lines() {
-        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
-        if let Some((from, to)) = range
-            && let Ok(from) = usize::from_str_radix(from, 16)
-            && let Ok(to) = usize::from_str_radix(to, 16)
-        {
-            is_there = from <= at && at < to;
-        } else if is_there && let Some(size) = line.strip_prefix("KernelPageSize:") {
-            return size.trim().strip_suffix("kB")?.trim().parse().ok();
-        }
-    }
-    None
+    mapped(at, "KernelPageSize")?.strip_suffix("kB")?.trim().parse().ok()
 }
 
 #[test]
