@@ -8,6 +8,10 @@ import os
 # cuBLAS reads it once, when its first handle is made.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+# Processes that share the tests (pytest -n) share the host's memory: each pool gets its part.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["PYTEST_XDIST_WORKER_COUNT"])
+
 import torch
 
 torch.set_num_threads(1)
