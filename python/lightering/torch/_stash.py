@@ -160,6 +160,8 @@ class Desk:
         self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
         self.device = self.room.device
+        self.empties: dict[torch.dtype, torch.Tensor] = {}
+        """Tensors of no bytes, for version probes."""
 
     @staticmethod
     def of(engine: Engine) -> Desk:
