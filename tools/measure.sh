@@ -5,11 +5,15 @@
 #   measure.sh [-o FOLDER] [-t SECONDS] [-r] [PART...]
 #
 #   conformance  promises of the driver seam that CUDA keeps             at most  30 s
+#   seam         the host's time for the seam's verbs beside the driver's own calls   30 s
 #   calibrate    the device's figures, for the simulated device                  45 s
 #   train        what is compared in turn, there and back, in one process       200 s
 #   first        first steps: with pinned memory reserved, and with none          70 s
 #   overlap      matrix products and memory-bound kernels in turn                70 s
-#   link         copies at the limit of the link, and the host's time for verbs          150 s
+#   link         copies at the limit of the link, and the host's time for verbs          330 s
+#   link:A,B     only those of its measures: bandwidth-small, bandwidth-large, both, cold, latency,
+#                urgent, prefetch-0, -1, -2, -4, rows, gemm, batch, scale, and, with two GPUs, two
+#                and apart; each is a program of its own with a limit of its own
 #   pinned       page-locking beside the driver's own                           90 s
 #   lend         the pool's books, block by block                                45 s
 #   predict      the same programs on the simulated device, with those figures   45 s
@@ -37,7 +41,8 @@ rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance calibrate train first overlap link pinned lend predict sanitizer figures)
+all=(conformance seam calibrate train first overlap link pinned lend predict sanitizer figures)
+parts_all=("${all[@]}")
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -51,7 +56,7 @@ while getopts o:t:r option; do
             promises=timed::
             rehearsal=(--rehearsal)
             all=(conformance calibrate train first overlap link pinned lend predict figures)
-            queued=(--total 8MiB --pairs 3)
+            queued=(--total 256MiB --pairs 1)
             pinned=(--cold 1MiB --bytes 2MiB,4MiB)
             rounds=(--quick)
             ;;
@@ -61,11 +66,22 @@ done
 shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
+links=(bandwidth-small bandwidth-large both cold latency urgent
+    prefetch-0 prefetch-1 prefetch-2 prefetch-4 rows gemm batch scale two apart)
 for part in "${parts[@]}"; do
-    case " conformance calibrate train first overlap link pinned lend predict sanitizer figures " in
-        *" $part "*) ;;
+    words=" ${links[*]} "
+    case " ${parts_all[*]} " in
+        *" ${part%%:*} "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
+    [ "${part#*:}" != "$part" ] || continue
+    [ "${part%%:*}" = link ] || { echo "measure.sh: only link has measures" >&2 && exit 2; }
+    for word in $(tr , ' ' <<< "${part#*:}"); do
+        case $words in
+            *" $word "*) ;;
+            *) echo "measure.sh: $word is no measure of link:$words" >&2 && exit 2 ;;
+        esac
+    done
 done
 
 mkdir -p "$folder" || exit 2
@@ -98,10 +114,19 @@ run=$(grep -o '"run": [0-9]*' "$runs" | sed 's/.* //' | sort -n | tail -n 1)
 run=${run:-0}
 failed=0
 part=''
+measures=''
 deadline=0
+# What one program may take, where that is less than what is left of its part's time.
+program_seconds_max=''
 
 say() { echo "$*" | tee -a "$log"; }
-left() { echo $((deadline - SECONDS)); }
+left() {
+    local left=$((deadline - SECONDS))
+    if [ -n "$program_seconds_max" ] && [ "$program_seconds_max" -lt "$left" ]; then
+        left=$program_seconds_max
+    fi
+    echo "$left"
+}
 
 # Adds what a program said, a JSON object, to the runs.
 record() { # KIND COMMAND SAID
@@ -157,6 +182,16 @@ measure_conformance() {
     record '' "test:conformance $promises" "{\"passed\": $passed, \"failed\": $wrong}"
 }
 
+measure_seam() {
+    local line code=0
+    run=$((run + 1))
+    program -- test-cuda_device --ignored --nocapture the_checks_of_a_verb || code=$?
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
+    while read -r line; do
+        record '' 'test:cuda_device --ignored --nocapture the_checks_of_a_verb' "$line"
+    done < <(grep -o '{"figure".*}$' "$scratch/out")
+}
+
 measure_calibrate() {
     run=$((run + 1))
     if program -- example-calibrate --device "$device" "${layer[@]}"; then
@@ -205,12 +240,36 @@ measure_overlap() {
     done
 }
 
+# A measure that is cut short keeps the figures that it printed, and the next one has its turn.
 measure_link() {
-    figures_of '' bench-link --device "$device" "${queued[@]}"
-    figures_of '' bench-scale
-    if [ "$(nvidia-smi --list-gpus 2> /dev/null | wc -l)" -gt 1 ]; then
-        figures_of '' bench-link --device "$device" "${queued[@]}" two
-    fi
+    local measure gpus
+    gpus=$(nvidia-smi --list-gpus 2> /dev/null | wc -l)
+    for measure in "${links[@]}"; do
+        case ",${measures:-$measure}," in
+            *",$measure,"*) ;;
+            *) continue ;;
+        esac
+        case $measure in
+            scale)
+                program_seconds_max=60
+                figures_of scale bench-scale
+                ;;
+            two | apart)
+                if [ "$device" != sim ] && [ "$gpus" -lt 2 ]; then
+                    say "$measure: NOT measured, this machine has $gpus GPUs"
+                    continue
+                fi
+                program_seconds_max=40
+                figures_of "$measure" bench-link --device "$device" "${queued[@]}" --only "$measure"
+                ;;
+            *)
+                # Meant to take at most 20; the first one page-locks memory nobody used before.
+                program_seconds_max=40
+                figures_of "$measure" bench-link --device "$device" "${queued[@]}" --only "$measure"
+                ;;
+        esac
+    done
+    program_seconds_max=''
 }
 
 # What criterion says of a bench, beside the most that it may take, in nanoseconds.
@@ -293,19 +352,25 @@ measure_figures() {
 
 cat "$folder/machine.txt"
 for part in "${parts[@]}"; do
+    measures=''
+    [ "${part#*:}" = "$part" ] || measures=${part#*:}
+    part=${part%%:*}
     case $part in
-        conformance) seconds=30 ;;
+        conformance | seam) seconds=30 ;;
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
         overlap | first) seconds=70 ;;
-        link) seconds=150 ;;
+        link) seconds=330 ;;
         lend) seconds=45 ;;
         *) seconds=90 ;;
     esac
     seconds=${seconds_max:-$seconds}
     started=$SECONDS
     deadline=$((SECONDS + seconds))
-    [ "$part" = figures ] || sed -i "/^{\"part\": \"$part\",/d" "$runs"
+    for kind in $(tr , ' ' <<< "$measures"); do
+        sed -i "/^{\"part\": \"$part\", \"kind\": \"$kind\",/d" "$runs"
+    done
+    [ "$part" = figures ] || [ -n "$measures" ] || sed -i "/^{\"part\": \"$part\",/d" "$runs"
     "measure_$part"
     say "-- $part: $((SECONDS - started)) s of at most $seconds"
 done

@@ -19,8 +19,9 @@
 //! `main` uses it.
 
 use crate::compute::{Compute, Kind, Place};
+use crate::figure::{Better, Figures, Row};
 use crate::rig::{Cut, Plan, Rig, WHOLE};
-use crate::{Bench, Better, Row, pairs};
+use crate::{Bench, pairs};
 use lightering::backend::{Backend, Timing};
 use lightering::{Bytes, Result};
 
@@ -35,20 +36,19 @@ enum Way {
 }
 
 /// Milliseconds until copies out and back are done, and until the compute beside them is, too.
-pub(crate) fn beside(bench: &Bench) -> Result<Vec<Row>> {
+pub(crate) fn beside(bench: &Bench, out: &mut Figures) -> Result<()> {
     let bytes = Bytes::mib(256);
-    let Some(count) = bench.count(bytes) else { return Ok(Vec::new()) };
-    let mut rows = Vec::new();
+    let Some(count) = bench.count(bytes) else { return Ok(()) };
     for kind in [Kind::Hbm, Kind::Gemm] {
         for trunk in [Bytes::mib(16), Bytes::mib(32), Bytes::mib(64), bytes] {
-            rows.extend(of(bench, kind, &Plan::new(bytes, count).trunks(trunk))?);
+            of(bench, kind, &Plan::new(bytes, count).trunks(trunk), out)?;
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// One kind of compute and one size of trunks.
-fn of(bench: &Bench, kind: Kind, plan: &Plan) -> Result<Vec<Row>> {
+fn of(bench: &Bench, kind: Kind, plan: &Plan, out: &mut Figures) -> Result<()> {
     let place = match bench.simulated {
         true => Place::Nowhere,
         false => Place::Cuda(bench.ordinal),
@@ -60,7 +60,6 @@ fn of(bench: &Bench, kind: Kind, plan: &Plan) -> Result<Vec<Row>> {
     let mut both = Both { rig, work, amount: 0 };
     both.size(kind)?;
     let trunk = plan.options.trunk_bytes_max;
-    let mut rows = Vec::new();
     for (name, way) in [
         ("raw-cut", Way::Raw(Cut { trunk, mark: None })),
         ("raw-marked", Way::Raw(Cut { trunk, mark: Some(mark) })),
@@ -79,13 +78,12 @@ fn of(bench: &Bench, kind: Kind, plan: &Plan) -> Result<Vec<Row>> {
                 row.unheld = both.rig.unheld - before;
             }
         }
-        rows.extend(two);
+        out.add(two);
     }
     let Both { mut rig, work, .. } = both;
     rig.backend.close_event(mark)?;
     work.close(&mut *rig.backend)?;
-    rig.close()?;
-    Ok(rows)
+    rig.close()
 }
 
 /// The copies, and what runs beside them.

@@ -11,14 +11,20 @@
 //!
 //! `main` uses it.
 
+use crate::figure::{Better, Figures, Row};
 use crate::rig::{Plan, Rig, WHOLE, pieces, refused};
-use crate::{Bench, Better, Row, pairs};
+use crate::{Bench, pairs};
 use lightering::backend::Backend;
 use lightering::{Bytes, Evict, Result};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-/// Sustained, each way, for every size of pieces.
-pub(crate) fn bandwidth(bench: &Bench) -> Result<Vec<Row>> {
+/// Sustained, each way, for every size of pieces in that range.
+pub(crate) fn bandwidth(
+    bench: &Bench,
+    within: RangeInclusive<Bytes>,
+    out: &mut Figures,
+) -> Result<()> {
     let sizes: &[(&str, Bytes)] = &[
         ("1mib", Bytes::mib(1)),
         ("4mib", Bytes::mib(4)),
@@ -27,25 +33,22 @@ pub(crate) fn bandwidth(bench: &Bench) -> Result<Vec<Row>> {
         ("256mib", Bytes::mib(256)),
         ("1gib", Bytes::gib(1)),
     ];
-    let mut rows = Vec::new();
-    for (name, bytes) in sizes {
+    for (name, bytes) in sizes.iter().filter(|(_, bytes)| within.contains(bytes)) {
         let Some(count) = bench.count(*bytes) else { continue };
-        rows.extend(each_way(bench, &Plan::new(*bytes, count), |way| {
-            format!("link.{way}-{name}")
-        })?);
+        let plan = Plan::new(*bytes, count);
+        out.add(each_way(bench, &plan, |way| format!("link.{way}-{name}"))?);
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// As `bandwidth`, of one size of pieces, for every size of trunks.
-pub(crate) fn trunks(bench: &Bench) -> Result<Vec<Row>> {
-    let Some(count) = bench.count(Bytes::mib(256)) else { return Ok(Vec::new()) };
-    let mut rows = Vec::new();
+pub(crate) fn trunks(bench: &Bench, out: &mut Figures) -> Result<()> {
+    let Some(count) = bench.count(Bytes::mib(256)) else { return Ok(()) };
     for mib in [4, 8, 16, 32, 64, 128, 256] {
         let plan = Plan::new(Bytes::mib(256), count).trunks(Bytes::mib(mib));
-        rows.extend(each_way(bench, &plan, |way| format!("trunks.{way}-{mib}mib"))?);
+        out.add(each_way(bench, &plan, |way| format!("trunks.{way}-{mib}mib"))?);
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn each_way(bench: &Bench, plan: &Plan, name: impl Fn(&str) -> String) -> Result<[Row; 2]> {
@@ -66,9 +69,9 @@ fn each_way(bench: &Bench, plan: &Plan, name: impl Fn(&str) -> String) -> Result
 }
 
 /// Half of the bytes on their way out while the other half are on their way in.
-pub(crate) fn both(bench: &Bench) -> Result<Vec<Row>> {
+pub(crate) fn both(bench: &Bench, out: &mut Figures) -> Result<()> {
     let bytes = Bytes::mib(64).min(Bytes(bench.total.0 / 2));
-    let Some(count) = bench.count(bytes) else { return Ok(Vec::new()) };
+    let Some(count) = bench.count(bytes) else { return Ok(()) };
     let mut rig = bench.rig(&Plan::new(bytes, count))?;
     let gigabytes = rig.all() / 1e9;
     let mut row = Row::new(String::from("link.both"), "GB/s", Better::Higher);
@@ -76,35 +79,33 @@ pub(crate) fn both(bench: &Bench) -> Result<Vec<Row>> {
         row.pairs.push((gigabytes / ours, gigabytes / raw));
     }
     row.unheld = rig.unheld;
-    rig.close()?;
-    Ok(vec![row])
+    out.add([row]);
+    rig.close()
 }
 
 /// One copy with the device idle: from the call until an event says that it is done. The value is
 /// the engine's time, the reference the raw calls' and ten microseconds.
-pub(crate) fn cold(bench: &Bench) -> Result<Vec<Row>> {
-    let mut rows = Vec::new();
+pub(crate) fn cold(bench: &Bench, out: &mut Figures) -> Result<()> {
     for (name, bytes) in [("1mib", Bytes::mib(1)), ("64mib", Bytes::mib(64))] {
         let mut rig = bench.rig(&Plan::new(bytes, 1))?;
         if rig.driver.is_none() {
-            rig.close()?;
-            return Ok(Vec::new());
+            return rig.close();
         }
         let mut row = Row::new(format!("link.cold-{name}"), "us", Better::Lower);
         for (ours, raw) in pairs(&mut rig, bench.pairs, Rig::ours_cold, Rig::raw_cold)? {
             row.pairs.push((ours * 1e6, raw * 1e6 + 10.0));
         }
+        out.add([row]);
         rig.close()?;
-        rows.push(row);
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// A copy that a reader waits for, while others are fetched ahead: from the moment it was asked for
 /// until the reader may go on. The reference is two trunks and the copy, raw.
-pub(crate) fn urgent(bench: &Bench) -> Result<Vec<Row>> {
+pub(crate) fn urgent(bench: &Bench, out: &mut Figures) -> Result<()> {
     let bytes = Bytes::mib(64).min(Bytes(bench.total.0 / 2));
-    let Some(count) = bench.count(bytes) else { return Ok(Vec::new()) };
+    let Some(count) = bench.count(bytes) else { return Ok(()) };
     let plan = Plan::new(bytes, count);
     let trunk = plan.options.ahead_trunk_bytes_max;
     let mut rig = bench.rig(&plan)?;
@@ -117,8 +118,9 @@ pub(crate) fn urgent(bench: &Bench) -> Result<Vec<Row>> {
     for (ours, raw) in pairs(&mut rig, bench.pairs, ours, |rig| rig.raw_urgent(trunk))? {
         row.pairs.push((ours * 1e6, raw * 1e6));
     }
-    rig.close()?;
-    Ok(vec![row])
+    row.unheld = rig.unheld;
+    out.add([row]);
+    rig.close()
 }
 
 impl Rig {
@@ -137,8 +139,7 @@ impl Rig {
         while start.elapsed() < later {}
         self.open_gate()?;
         self.engine.refill(id, range, self.on)?;
-        let seconds = self.let_go(self.compute.id)?;
-        self.unheld = 0;
+        let seconds = self.timed(self.compute.id)?;
         self.acquire(&storages[1..])?;
         self.release(storages)?;
         Ok(seconds)

@@ -12,8 +12,9 @@
 //!
 //! `main` uses it.
 
+use crate::figure::{Better, Figures, Row};
 use crate::rig::{Plan, Rig, pieces, refused};
-use crate::{Bench, Better, Row, pairs};
+use crate::{Bench, pairs};
 use lightering::backend::Backend;
 use lightering::{Bytes, Error, Misuse, Result};
 use std::time::{Duration, Instant};
@@ -23,11 +24,10 @@ const BATCH: usize = 128;
 const BYTES: Bytes = Bytes::kib(64);
 
 /// Microseconds a call; and, beside one millisecond, the longest call there was.
-pub(crate) fn latency(bench: &Bench) -> Result<Vec<Row>> {
+pub(crate) fn latency(bench: &Bench, out: &mut Figures) -> Result<()> {
     let mut rig = bench.rig(&Plan::new(BYTES, BATCH))?;
     if rig.driver.is_none() {
-        rig.close()?;
-        return Ok(Vec::new());
+        return rig.close();
     }
     let row = |name: &str| Row::new(format!("latency.{name}"), "us", Better::Lower);
     let (mut evict, mut refill, mut longest) = (row("evict"), row("refill"), row("longest"));
@@ -37,8 +37,8 @@ pub(crate) fn latency(bench: &Bench) -> Result<Vec<Row>> {
         refill.pairs.push((each(ours.refill), each(raw.refill)));
         longest.pairs.push((ours.longest.as_secs_f64() * 1e6, 1000.0));
     }
-    rig.close()?;
-    Ok(vec![evict, refill, longest])
+    out.add([evict, refill, longest]);
+    rig.close()
 }
 
 /// Times of a batch.

@@ -2,17 +2,19 @@
 //!
 //! What it is not: a benchmark of a machine. Only the ratio of two figures of one run counts.
 //!
-//! Invariant: ours and raw alternate (A B B A); every pair is printed, none is left out.
+//! Invariant: ours and raw alternate (A B B A); every pair is printed, none is left out; and each
+//! figure as soon as it is known, so that a run cut short keeps what it measured.
 //!
 //! ```text
-//!   main (words, table, JSON) -> copies  latency  ahead  beside     what is measured
-//!                                     \      |      /
-//!                                   rig (device, engine, hold) -> driver (raw calls)
+//!   main (words) -> copies latency ahead rows two apart beside -> figure (table, JSON)
+//!                        \____________|_____________/
+//!                   rig (device, engine, hold) -> driver (raw calls)
 //! ```
 //!
 //! `cargo bench --bench link -- --help`. In a bundle: `run.sh 'bench:link --json'`.
 
 mod ahead;
+mod apart;
 mod beside;
 #[allow(dead_code, unused_imports)] // the examples' own, of which a part is used here
 #[path = "../../examples/train/blas/mod.rs"]
@@ -28,127 +30,87 @@ mod driver;
 #[cfg(test)] // a bench is built with the tests of what it takes in, and runs none of them
 #[path = "../../tests/emulator/mod.rs"]
 mod emulator;
+mod figure;
 mod latency;
 mod rig;
 mod rows;
 mod two;
+mod watch;
 
+use figure::Figures;
 use lightering::backend::sim::{Config, Model, World};
 use lightering::backend::{Backend, Spec};
 use lightering::{Budget, Bytes, Error, PinnedPool, PoolOptions, Result};
 use rig::{Plan, Rig};
 use std::process::ExitCode;
+use std::time::Instant;
 
 const HELP: &str = "\
 What the engine's copies reach of the driver's own: one process, in turn, medians of paired ratios.
 
 Usage: link [options] [measure...]
 
-  bandwidth   sustained, each way, pieces of 1 MiB to 1 GiB queued behind a kernel that holds them
+  bandwidth   sustained, each way, pieces of 1 MiB to 1 GiB queued behind a kernel that holds them:
+              bandwidth-small to 16 MiB, bandwidth-large from 64 MiB
   both        both ways at once
-  urgent      a copy that a reader waits for, while others are fetched ahead
   cold        one copy with the device idle, from the call to its event (CUDA only)
   latency     the host's time for evict and refill (CUDA only)
-  prefetch    a pass over 64 layers whose inputs come back, by depth and by amount of compute
+  urgent      a copy that a reader waits for, while others are fetched ahead
+  prefetch    a pass over 64 layers whose inputs come back, by amount of compute, and by how many
+              are on their way: prefetch-0, prefetch-1, prefetch-2, prefetch-4
   rows        many small ranges, and rows at a stride, out and back
+  gemm        the same beside matrix products
+  batch       the same with kernels off, by the driver's call for batches
   two         the next device beside this one, each alone and both at once
+  apart       the same in two processes that share nothing but the machine
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
 
-Without a measure: the first seven.
+Without a measure: all but the last four. On an H200 each name without a number is meant to take at
+most 20 s at the usual --pairs and --total, but trunks and beside.
 
   --device NAME  auto, sim or cuda:N (default: auto)
+  --only A,B     the same as naming those measures
   --pairs N      pairs of runs (default: 15)
   --total SIZE   bytes queued at once (default: 2GiB)
   --json         each figure with all its pairs as a line of JSON, besides the table
+  --check        look for hazards in all that the engine does; the times are worth nothing then
   --help         this text
 ";
 
 const PAIRS_MAX: usize = 1000;
-const MEASURES: [(&str, Measure); 10] = [
-    ("bandwidth", copies::bandwidth),
+/// A name that goes on behind a dash is one of several; the first part alone means all of them.
+const MEASURES: [(&str, Measure); 16] = [
+    ("bandwidth-small", |bench, out| copies::bandwidth(bench, Bytes::mib(1)..=Bytes::mib(16), out)),
+    ("bandwidth-large", |bench, out| copies::bandwidth(bench, Bytes::mib(64)..=Bytes::gib(1), out)),
     ("both", copies::both),
-    ("urgent", copies::urgent),
     ("cold", copies::cold),
     ("latency", latency::latency),
-    ("prefetch", ahead::ahead),
+    ("urgent", copies::urgent),
+    ("prefetch-0", |bench, out| ahead::ahead(bench, 0, out)),
+    ("prefetch-1", |bench, out| ahead::ahead(bench, 1, out)),
+    ("prefetch-2", |bench, out| ahead::ahead(bench, 2, out)),
+    ("prefetch-4", |bench, out| ahead::ahead(bench, 4, out)),
     ("rows", rows::rows),
+    ("gemm", rows::gemm),
+    ("batch", rows::batch),
     ("two", two::two),
+    ("apart", apart::apart),
     ("trunks", copies::trunks),
-    ("beside", beside::beside),
 ];
+/// Besides; its figures are not asked for.
+const BESIDE: (&str, Measure) = ("beside", beside::beside);
 /// Measured where none is named.
-const USUAL: usize = 7;
+const USUAL: usize = 13;
 
-type Measure = fn(&Bench) -> Result<Vec<Row>>;
+type Measure = fn(&Bench, &mut Figures) -> Result<()>;
 
-/// Which of two figures is the better one.
-#[derive(Clone, Copy)]
-enum Better {
-    Higher,
-    Lower,
-}
-
-/// One figure, with every pair of ours and raw.
-struct Row {
-    name: String,
-    unit: &'static str,
-    better: Better,
-    pairs: Vec<(f64, f64)>,
-    /// Runs in which the device began before all was enqueued.
-    unheld: u32,
-}
-
-impl Row {
-    fn new(name: String, unit: &'static str, better: Better) -> Row {
-        Row { name, unit, better, pairs: Vec::new(), unheld: 0 }
-    }
-
-    /// The pair in the middle; of two the worse.
-    fn middle(&self) -> (f64, f64) {
-        let mut sorted = self.pairs.clone();
-        sorted.sort_by(|(a, b), (c, d)| (a / b).total_cmp(&(c / d)));
-        let at = match self.better {
-            Better::Lower => sorted.len() / 2,
-            Better::Higher => (sorted.len() - 1) / 2,
-        };
-        sorted[at]
-    }
-
-    fn print(&self) {
-        let (ours, raw) = self.middle();
-        let ratios = || self.pairs.iter().map(|(ours, raw)| ours / raw);
-        let least = ratios().fold(f64::INFINITY, f64::min);
-        let most = ratios().fold(0.0, f64::max);
-        let unheld = match self.unheld {
-            0 => String::new(),
-            runs => format!("   {runs} runs not held to the end"),
-        };
-        println!(
-            "{:34} {ours:10.3} {raw:10.3} {:5} {:8.4}   {least:.4} to {most:.4}, {} pairs{unheld}",
-            self.name,
-            self.unit,
-            ours / raw,
-            self.pairs.len()
-        );
-    }
-
-    fn json(&self, simulated: bool) -> String {
-        let better = match self.better {
-            Better::Higher => "higher",
-            Better::Lower => "lower",
-        };
-        let pairs: Vec<String> =
-            self.pairs.iter().map(|(ours, raw)| format!("[{ours}, {raw}]")).collect();
-        format!(
-            "{{\"figure\": \"{}\", \"unit\": \"{}\", \"better\": \"{better}\", \
-             \"simulated\": {simulated}, \"unheld\": {}, \"pairs\": [{}]}}",
-            self.name,
-            self.unit,
-            self.unheld,
-            pairs.join(", ")
-        )
-    }
+/// The measures of that name.
+fn named(name: &str) -> Vec<(&'static str, Measure)> {
+    let is_meant = |known: &str| {
+        known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    MEASURES.into_iter().chain([BESIDE]).filter(|(known, _)| is_meant(known)).collect()
 }
 
 /// Where and how much is measured.
@@ -160,6 +122,8 @@ struct Bench {
     /// Pairs of what is measured in many variants.
     few: usize,
     total: Bytes,
+    /// The checker of order looks on.
+    check: bool,
     pool: PinnedPool,
     /// The simulated devices.
     world: World,
@@ -192,6 +156,7 @@ impl Bench {
             pairs: wish.pairs,
             few: wish.pairs.div_ceil(3),
             total: wish.total,
+            check: wish.check,
             pool,
             world,
         })
@@ -215,8 +180,13 @@ impl Bench {
     }
 
     fn rig(&self, plan: &Plan) -> Result<Rig> {
-        let devices = [device(self.spec, &self.world)?, device(self.spec, &self.world)?];
-        Rig::new(devices, &self.pool, plan)
+        self.rig_on(self.ordinal, plan)
+    }
+
+    /// A rig on a device of that ordinal, of the same kind.
+    fn rig_on(&self, ordinal: u32, plan: &Plan) -> Result<Rig> {
+        let plan = Plan { is_watched: self.check, ..plan.clone() };
+        Rig::new([self.open(ordinal)?, self.open(ordinal)?], &self.pool, &plan)
     }
 }
 
@@ -254,12 +224,19 @@ struct Wish {
     pairs: usize,
     total: Bytes,
     json: bool,
+    is_part: bool,
+    check: bool,
     measures: Vec<(&'static str, Measure)>,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<Wish>, String> {
     let (mut spec, mut pairs, mut total) = (Spec::Auto, 15, Bytes::gib(2));
-    let (mut json, mut measures) = (false, Vec::new());
+    let (mut json, mut check, mut is_part) = (false, false, false);
+    let mut measures = Vec::new();
+    let known = |name: &str| match named(name) {
+        none if none.is_empty() => Err(format!("{name}: no such measure; --help lists them")),
+        some => Ok(some),
+    };
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word}: needs a value"));
         match word.as_str() {
@@ -267,6 +244,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
             // What cargo says to every bench.
             "--bench" => {}
             "--json" => json = true,
+            "--check" => check = true,
             "--device" => {
                 let text = value()?;
                 spec = text.parse().map_err(|error| format!("--device {text}: {error}"))?;
@@ -277,14 +255,18 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
                 pairs =
                     number.ok_or_else(|| format!("--pairs {text}: must be 1 to {PAIRS_MAX}"))?;
             }
+            "--only" => {
+                for name in value()?.split(',') {
+                    measures.extend(known(name)?);
+                }
+            }
+            // One of two processes of `apart`.
+            "--part" => is_part = true,
             "--total" => {
                 let text = value()?;
                 total = text.parse().map_err(|error| format!("--total {text}: {error}"))?;
             }
-            name => match MEASURES.iter().find(|(known, _)| *known == name) {
-                Some(measure) => measures.push(*measure),
-                None => return Err(format!("{name}: no such measure; --help lists them")),
-            },
+            name => measures.extend(known(name)?),
         }
     }
     if total < Bytes::mib(2) || total > Bytes::gib(64) {
@@ -293,25 +275,25 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
     if measures.is_empty() {
         measures.extend(&MEASURES[..USUAL]);
     }
-    Ok(Some(Wish { spec, pairs, total, json, measures }))
+    Ok(Some(Wish { spec, pairs, total, json, is_part, check, measures }))
 }
 
 fn run(wish: &Wish) -> Result<()> {
     let bench = Bench::new(wish)?;
-    let head = ["figure", "ours", "raw", "unit", "ratio", "spread of the ratio"];
-    let [name, ours, raw, unit, ratio, spread] = head;
-    println!("{name:34} {ours:>10} {raw:>10} {unit:5} {ratio:>8}   {spread}");
+    if wish.is_part {
+        return apart::part(&bench);
+    }
+    Figures::head();
     for (name, measure) in &wish.measures {
-        let rows = measure(&bench)?;
-        if rows.is_empty() {
-            println!("{name}: NOT measured here (it needs a CUDA device, or a larger --total)");
+        let started = Instant::now();
+        let mut figures = Figures::new(bench.simulated, wish.json);
+        measure(&bench, &mut figures)?;
+        if figures.is_empty() {
+            println!(
+                "{name}: NOT measured here (it needs a CUDA device, two, or a larger --total)"
+            );
         }
-        for row in rows {
-            row.print();
-            if wish.json {
-                println!("{}", row.json(bench.simulated));
-            }
-        }
+        println!("-- {name}: {:.1} s", started.elapsed().as_secs_f64());
     }
     Ok(())
 }

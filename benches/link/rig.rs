@@ -15,6 +15,7 @@
 
 use crate::busy::{BUSY, GRID, THREADS};
 use crate::driver::{Driver, Refused};
+use crate::watch::Watch;
 use lightering::backend::{Arg, Backend, Timing};
 use lightering::pinned::{Block, Client};
 use lightering::trace::Site;
@@ -23,6 +24,7 @@ use lightering::{
     PinnedPool, PinnedRange, Result, Storage, StreamId,
 };
 use std::ops::Range;
+use std::time::Duration;
 
 /// A stream by its two names.
 #[derive(Clone, Copy)]
@@ -38,6 +40,8 @@ pub(crate) struct Plan {
     pub(crate) bytes: Bytes,
     pub(crate) count: usize,
     pub(crate) options: Options,
+    /// Does the checker of order look on?
+    pub(crate) is_watched: bool,
 }
 
 impl Plan {
@@ -51,7 +55,7 @@ impl Plan {
             events_max: 16 * count.max(512),
             ..Options::default()
         };
-        Plan { bytes, count, options }
+        Plan { bytes, count, options, is_watched: false }
     }
 
     pub(crate) fn trunks(mut self, trunk_bytes_max: Bytes) -> Plan {
@@ -93,17 +97,26 @@ pub(crate) struct Rig {
     link: EventId,
     /// What the raw lanes copy; the storages have the same device bytes.
     pub(crate) raw: Vec<(DeviceRange, Block)>,
-    hold_rounds: u32,
+    /// Rounds of the holding kernel in a second.
+    pub(crate) rounds_a_second: f64,
+    /// How long it holds, and the most that it ever does.
+    hold: Duration,
+    hold_most: Duration,
+    watch: Watch,
     /// Other work runs that is not waited for.
     pub(crate) unsynced: bool,
     /// Runs whose gate had opened before all was enqueued.
     pub(crate) unheld: u32,
 }
 
-/// Rounds of the holding kernel for each copy that is enqueued behind it, and for all else.
-const ROUNDS_EACH: u32 = 3_000;
-const ROUNDS_LEAST: u32 = 300_000;
-const ROUNDS_MOST: u32 = 40_000_000;
+/// How long the device is held for each copy that is enqueued meanwhile, and for all else.
+const HOLD_EACH: Duration = Duration::from_micros(8);
+const HOLD_LEAST: Duration = Duration::from_millis(2);
+/// Where a hold was too short the next ones are longer, up to so many times: what is still not held
+/// then waits for room in the driver's own queue, and no hold is long enough for it.
+const HOLD_GROWTH: u32 = 4;
+/// Rounds of the trial that tells how long one takes.
+const ROUNDS_TRIAL: u32 = 100_000;
 
 impl Rig {
     pub(crate) fn new(
@@ -113,6 +126,7 @@ impl Rig {
     ) -> Result<Rig> {
         let about = backend.about();
         let mut engine = Engine::new(device, pool, plan.options.clone())?;
+        let watch = Watch::over(&mut engine, plan.is_watched);
         let mut client = pool.client(backend.fence(), Bytes::MAX)?;
         let driver = match about.simulated {
             true => None,
@@ -137,8 +151,7 @@ impl Rig {
             raw.push((take(plan.bytes)?, block));
         }
         backend.sync()?;
-        let hold_rounds = ROUNDS_LEAST + ROUNDS_EACH * plan.count as u32;
-        Ok(Rig {
+        let mut rig = Rig {
             backend,
             engine,
             driver,
@@ -154,10 +167,27 @@ impl Rig {
             copied,
             link,
             raw,
-            hold_rounds,
+            rounds_a_second: 0.0,
+            hold: Duration::ZERO,
+            hold_most: Duration::ZERO,
+            watch,
             unsynced: false,
             unheld: 0,
-        })
+        };
+        rig.hold_for(HOLD_LEAST + HOLD_EACH * plan.count as u32);
+        // The second time the device's clock is nearer to what it will be.
+        for _ in 0..2 {
+            rig.open_gate()?;
+            rig.spin(ROUNDS_TRIAL)?;
+            rig.rounds_a_second = f64::from(ROUNDS_TRIAL) / rig.timed(rig.compute.id)?;
+        }
+        Ok(rig)
+    }
+
+    /// What is enqueued behind a hold takes the host at most about so long.
+    pub(crate) fn hold_for(&mut self, hold: Duration) {
+        self.hold = hold;
+        self.hold_most = hold * HOLD_GROWTH;
     }
 
     /// Bytes of all storages.
@@ -172,7 +202,8 @@ impl Rig {
             self.backend.record(self.gate, self.compute.id)?;
         } else {
             self.backend.sync()?;
-            let hold = [Arg::Update(self.numbers), Arg::U32(self.hold_rounds)];
+            let rounds = (self.hold.as_secs_f64() * self.rounds_a_second) as u32;
+            let hold = [Arg::Update(self.numbers), Arg::U32(rounds)];
             self.backend.launch(&BUSY, GRID, &hold, self.busy)?;
             self.backend.record(self.gate, self.busy)?;
         }
@@ -186,6 +217,19 @@ impl Rig {
     pub(crate) fn spin(&mut self, rounds: u32) -> Result<()> {
         let args = [Arg::Update(self.numbers), Arg::U32(rounds)];
         self.backend.launch(&BUSY, GRID, &args, self.compute.id)
+    }
+
+    /// Remembers all that was enqueued on the busy stream until now.
+    pub(crate) fn mark_busy(&mut self) -> Result<()> {
+        self.backend.record(self.copied, self.busy)
+    }
+
+    /// Was what was remembered done before what ran next to it? Then it was no company to the end.
+    pub(crate) fn look_at_company(&mut self) -> Result<()> {
+        if self.unsynced && self.backend.query(self.copied, Site::Outside)? {
+            self.unheld += 1;
+        }
+        Ok(())
     }
 
     /// Opens the gate at once: what is timed begins on the compute stream now.
@@ -207,11 +251,18 @@ impl Rig {
         Ok(self.backend.elapsed(self.gate, self.end)?.as_secs_f64())
     }
 
+    /// As [`Rig::let_go`], for what nothing held: the gate was opened at once.
+    pub(crate) fn timed(&mut self, last: StreamId) -> Result<f64> {
+        self.backend.record(self.end, last)?;
+        self.backend.sync()?;
+        Ok(self.backend.elapsed(self.gate, self.end)?.as_secs_f64())
+    }
+
     /// Was the hold too short? The next one is longer.
     fn look_at_gate(&mut self) -> Result<()> {
         if self.backend.query(self.gate, Site::Outside)? {
             self.unheld += 1;
-            self.hold_rounds = (2 * self.hold_rounds).min(ROUNDS_MOST);
+            self.hold = (2 * self.hold).min(self.hold_most);
         }
         Ok(())
     }
@@ -338,6 +389,10 @@ impl Rig {
     /// Gives everything back.
     pub(crate) fn close(mut self) -> Result<()> {
         self.engine.shutdown()?;
+        let records = self.watch.verdict()?;
+        if records > 0 {
+            println!("checked: {records} records, no hazard");
+        }
         self.backend.sync()?;
         for (range, block) in self.raw {
             self.client.give_back(block, None)?;

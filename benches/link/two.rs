@@ -1,6 +1,6 @@
 //! Two devices of one host, each with an engine of its own, on one pool of pinned memory.
 //!
-//! What it is not: two processes; two runs of this program are.
+//! What it is not: two processes; `apart` has those.
 //!
 //! Invariant: a device's figures are its own events'; a thread for each starts its copies when the
 //! other does. Alone means: while the other device has nothing to do.
@@ -12,31 +12,53 @@
 //!
 //! `main` uses it.
 
-use crate::rig::{Plan, Rig};
-use crate::{Bench, Better, Row};
+use crate::Bench;
+use crate::figure::{Better, Figures, Row};
+use crate::rig::Plan;
 use lightering::{Bytes, Error, Kind, Result};
 use std::sync::Barrier;
 
-const BYTES: Bytes = Bytes::mib(64);
+pub(crate) const BYTES: Bytes = Bytes::mib(64);
 
 /// What one device moved a second, in one round.
 #[derive(Clone, Copy, Default)]
-struct Round {
+pub(crate) struct Round {
     /// Out and in, alone.
-    alone: [f64; 2],
+    pub(crate) alone: [f64; 2],
     /// The same while the other does so, too.
-    together: [f64; 2],
+    pub(crate) together: [f64; 2],
     /// Both ways at once, while the other does so: through the engine, and raw.
-    both: [f64; 2],
+    pub(crate) both: [f64; 2],
 }
 
 /// Sums over both devices: together beside alone, and both ways beside raw.
-pub(crate) fn two(bench: &Bench) -> Result<Vec<Row>> {
-    let count = (bench.total.0 / 2 / BYTES.0) as usize;
-    let ordinals = [bench.ordinal, bench.ordinal + 1];
-    if count < 2 || bench.open(ordinals[1]).is_err() {
-        return Ok(Vec::new());
+pub(crate) fn figures(kind: &str, first: &[Round], second: &[Round]) -> [Row; 3] {
+    let row = |name: &str| Row::new(format!("two.{kind}{name}"), "GB/s", Better::Higher);
+    let mut rows = ["out", "in", "both"].map(row);
+    for (a, b) in first.iter().zip(second) {
+        let both = (a.both[0] + b.both[0], a.both[1] + b.both[1]);
+        let [out, back] =
+            [0, 1].map(|way| (a.together[way] + b.together[way], a.alone[way] + b.alone[way]));
+        for (row, pair) in rows.iter_mut().zip([out, back, both]) {
+            row.pairs.push(pair);
+        }
     }
+    rows
+}
+
+impl Bench {
+    /// How many copies of [`BYTES`] each device makes, and which two there are; `None` where there
+    /// is but one.
+    pub(crate) fn two(&self) -> Option<(usize, [u32; 2])> {
+        let count = (self.total.0 / 2 / BYTES.0) as usize;
+        let ordinals = [self.ordinal, self.ordinal + 1];
+        (count >= 2 && self.open(ordinals[1]).is_ok()).then_some((count, ordinals))
+    }
+}
+
+/// In one process.
+pub(crate) fn two(bench: &Bench, out: &mut Figures) -> Result<()> {
+    let Some((count, ordinals)) = bench.two() else { return Ok(()) };
     let barrier = Barrier::new(2);
     let rounds = std::thread::scope(|scope| {
         let threads = [0, 1].map(|nth| {
@@ -49,16 +71,8 @@ pub(crate) fn two(bench: &Bench) -> Result<Vec<Row>> {
         })
     });
     let [first, second] = rounds;
-    let (first, second) = (first?, second?);
-    let row = |name: &str| Row::new(format!("two.{name}"), "GB/s", Better::Higher);
-    let (mut ways, mut both) = ([row("out"), row("in")], row("both"));
-    for (a, b) in first.iter().zip(&second) {
-        for (way, row) in ways.iter_mut().enumerate() {
-            row.pairs.push((a.together[way] + b.together[way], a.alone[way] + b.alone[way]));
-        }
-        both.pairs.push((a.both[0] + b.both[0], a.both[1] + b.both[1]));
-    }
-    Ok(ways.into_iter().chain([both]).collect())
+    out.add(figures("", &first?, &second?));
+    Ok(())
 }
 
 /// One device's part. Both go through the same barriers, whatever happens to one.
@@ -110,12 +124,5 @@ fn pair(seconds: Result<[f64; 2]>) -> [Result<f64>; 2] {
     match seconds {
         Ok([out, back]) => [Ok(out), Ok(back)],
         Err(error) => [Err(error.clone()), Err(error)],
-    }
-}
-
-impl Bench {
-    /// A rig on another device of the same kind.
-    fn rig_on(&self, ordinal: u32, plan: &Plan) -> Result<Rig> {
-        Rig::new([self.open(ordinal)?, self.open(ordinal)?], &self.pool, plan)
     }
 }

@@ -12,9 +12,12 @@
 //!   spread    |x.........x.........x.........x.........
 //! ```
 //!
-//! `cargo bench --bench scale`; `--json` prints the figures for tools/figures.py as well.
+//! `cargo bench --bench scale`; `--json` prints the figures for tools/figures.py as well;
+//! `--check` looks for hazards in all that the engine does, with fewer storages.
 
 mod nothing;
+#[path = "../link/watch.rs"]
+mod watch;
 
 use lightering::{
     Budget, Bytes, DevicePtr, DeviceRange, Engine, Options, PinnedPool, PoolOptions, Result,
@@ -23,12 +26,15 @@ use lightering::{
 use nothing::Nothing;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use watch::Watch;
 
 /// Storages that verbs are called for in one round.
 const BATCH: usize = 1000;
 const ROUNDS: usize = 15;
 const FEW: usize = 1000;
 const MANY: usize = 1_000_000;
+/// As many where the checker of order looks on.
+const MANY_CHECKED: usize = 10_000;
 const LEN: Bytes = Bytes(4096);
 const VERBS: [&str; 5] = ["adopt-release", "evict", "releasable", "refill", "take"];
 
@@ -38,6 +44,7 @@ struct Rig {
     /// The engine keeps blocks of it.
     _pool: PinnedPool,
     storages: Vec<Option<Storage>>,
+    watch: Watch,
 }
 
 fn range(index: usize) -> Result<DeviceRange> {
@@ -45,7 +52,7 @@ fn range(index: usize) -> Result<DeviceRange> {
 }
 
 impl Rig {
-    fn new(count: usize) -> Result<Rig> {
+    fn new(count: usize, check: bool) -> Result<Rig> {
         let backend = Box::new(Nothing::default());
         // A block for each storage, and room between them.
         let budget = Budget::Bytes(Bytes(LEN.0 * (count as u64 + 4096)));
@@ -58,12 +65,13 @@ impl Rig {
             ..Options::default()
         };
         let mut engine = Engine::new(backend, &pool, options)?;
+        let watch = Watch::over(&mut engine, check);
         let on = engine.adopt_stream(1 << 20)?;
         let mut storages = Vec::with_capacity(count);
         for index in 0..count {
             storages.push(Some(engine.adopt(range(index)?, "x")?));
         }
-        let mut rig = Rig { engine, on, _pool: pool, storages };
+        let mut rig = Rig { engine, on, _pool: pool, storages, watch };
         // Every other thousand is away.
         for index in (0..count).filter(|index| count > BATCH && index / BATCH % 2 == 1) {
             rig.evict(index)?;
@@ -87,6 +95,16 @@ impl Rig {
     fn let_go(&mut self) -> Result<()> {
         self.engine.flush(self.on)?;
         while self.engine.releasable(self.on)?.is_some() {}
+        Ok(())
+    }
+
+    fn close(mut self) -> Result<()> {
+        for storage in self.storages.into_iter().flatten() {
+            self.engine.release(storage, self.on)?;
+        }
+        self.engine.drain()?;
+        self.engine.shutdown()?;
+        println!("checked: {} records, no hazard", self.watch.verdict()?);
         Ok(())
     }
 
@@ -139,21 +157,25 @@ impl Rig {
 }
 
 /// The least of several rounds.
-fn least(count: usize) -> Result<[[f64; VERBS.len()]; 2]> {
-    let mut rig = Rig::new(count)?;
+fn least(count: usize, check: bool) -> Result<[[f64; VERBS.len()]; 2]> {
+    let mut rig = Rig::new(count, check)?;
     let mut best = [[f64::INFINITY; VERBS.len()]; 2];
     for nth in 0..ROUNDS {
         for (best, spread) in best.iter_mut().zip([false, true]) {
-            let round = rig.round(nth, spread && count > BATCH)?;
+            let round = rig.round(nth, spread && count == MANY)?;
             best.iter_mut().zip(round).for_each(|(best, one)| *best = best.min(one));
         }
+    }
+    if check {
+        rig.close()?;
     }
     Ok(best)
 }
 
-fn run(json: bool) -> Result<()> {
-    let ([few, _], [many, spread]) = (least(FEW)?, least(MANY)?);
-    println!("ns a verb        {MANY} alive  {FEW} alive    ratio   spread");
+fn run(json: bool, check: bool) -> Result<()> {
+    let count = if check { MANY_CHECKED } else { MANY };
+    let ([few, _], [many, spread]) = (least(FEW, check)?, least(count, check)?);
+    println!("ns a verb        {count} alive  {FEW} alive    ratio   spread");
     for (nth, verb) in VERBS.iter().enumerate() {
         let (many, few, spread) = (many[nth], few[nth], spread[nth]);
         println!("{verb:14} {many:12.1} {few:12.1} {:10.3} {spread:8.1}", many / few);
@@ -168,8 +190,8 @@ fn run(json: bool) -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    let json = std::env::args().any(|word| word == "--json");
-    match run(json) {
+    let is_said = |wanted: &str| std::env::args().any(|word| word == wanted);
+    match run(is_said("--json"), is_said("--check")) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("scale: {error}");

@@ -126,7 +126,10 @@ def test_a_pipeline_of_micro_batches_may_finish_in_any_order(rig):  # noqa: F811
         return losses
 
     for how in ("none", "positional", "keyword"):
-        compare(lambda how=how: models.moe(rig.device, checkpoint=how), pipeline,
+        # As in test_gradients.py: torch does not keep a GPU's random state for keywords.
+        drops = {"dropout": 0.0} if how == "keyword" and rig.kind == "cuda" else {}
+        compare(lambda how=how, drops=drops: models.moe(rig.device, checkpoint=how, **drops),
+                pipeline,
                 Way("saved", rig.saved), Way("hidden", rig.hidden),
                 Way("hidden, three stay", lambda: rig.hidden(keep_last=3)))
 

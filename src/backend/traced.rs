@@ -10,11 +10,12 @@
 //!
 //! The engine wraps its backend in it; tests wrap theirs.
 
-use super::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
+use super::{About, Arg, Backend, BatchFailed, Fence, Grid, Kernel, Memory, Piece, Pinner, Timing};
 use crate::error::Result;
 use crate::trace::{Actor, Counters, Op, Record, Ring, Site, Use};
 use crate::unit::{
-    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Name, PinnedRange, StorageId, StreamId,
+    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, MemoryId, Name, PinnedRange, StorageId,
+    StreamId,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,6 +81,24 @@ impl<B: Backend> Traced<B> {
         }
     }
 
+    /// A record for each copy of a batch that was enqueued or may have been, and for the one that
+    /// was refused.
+    fn batch(
+        &mut self,
+        pieces: &[Piece],
+        result: std::result::Result<(), BatchFailed>,
+        op: impl Fn(&Piece) -> Op,
+    ) -> std::result::Result<(), BatchFailed> {
+        let enqueued = result.as_ref().map_or_else(|failed| failed.enqueued, |()| pieces.len());
+        for piece in &pieces[..enqueued] {
+            self.push(op(piece), None);
+        }
+        if let (Err(failed), Some(piece)) = (&result, pieces.get(enqueued)) {
+            self.push(op(piece), Some(failed.error.kind()));
+        }
+        result
+    }
+
     fn done<T>(&mut self, op: Op, result: Result<T>) -> Result<T> {
         self.push(op, result.as_ref().err().map(|error| error.kind()));
         result
@@ -117,6 +136,36 @@ impl<B: Backend> Backend for Traced<B> {
         // The driver knows the length; the checker finds it by the address of the allocation.
         let range = DeviceRange::new(at, Bytes::ZERO).unwrap_or_default();
         self.done(Op::Free { range, stream: on }, result)
+    }
+
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        self.inner.map_granularity()
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        self.inner.reserve_range(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        self.inner.release_range(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        self.inner.create_memory(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        self.inner.close_memory(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        let result = self.inner.map_memory(range, memory);
+        self.done(Op::Map { range }, result)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        let result = self.inner.unmap_memory(range);
+        self.done(Op::Unmap { range }, result)
     }
 
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
@@ -189,6 +238,32 @@ impl<B: Backend> Backend for Traced<B> {
         self.done(Op::CopyIn { from, to, stream: on }, result)
     }
 
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        let result = self.inner.copy_out_batch(pieces, on);
+        self.batch(pieces, result, |piece| Op::CopyOut {
+            from: piece.device,
+            to: piece.pinned,
+            stream: on,
+        })
+    }
+
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        let result = self.inner.copy_in_batch(pieces, on);
+        self.batch(pieces, result, |piece| Op::CopyIn {
+            from: piece.pinned,
+            to: piece.device,
+            stream: on,
+        })
+    }
+
     fn launch(
         &mut self,
         kernel: &'static Kernel,
@@ -250,6 +325,34 @@ impl Backend for Box<dyn Backend> {
         (**self).free_device(at, on)
     }
 
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        (**self).map_granularity()
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        (**self).reserve_range(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        (**self).release_range(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        (**self).create_memory(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        (**self).close_memory(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        (**self).map_memory(range, memory)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        (**self).unmap_memory(range)
+    }
+
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
         (**self).adopt_stream(raw)
     }
@@ -300,6 +403,22 @@ impl Backend for Box<dyn Backend> {
 
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()> {
         (**self).copy_in(to, from, on)
+    }
+
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        (**self).copy_out_batch(pieces, on)
+    }
+
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        (**self).copy_in_batch(pieces, on)
     }
 
     fn launch(

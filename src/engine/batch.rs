@@ -15,8 +15,9 @@
 //! Part of the engine.
 
 use super::Engine;
-use crate::backend::{Arg, Backend};
-use crate::copy::{CopyFailed, End, Job};
+use super::tables::Table;
+use crate::backend::{Arg, Backend, Piece};
+use crate::copy::{CopyFailed, End, Job, Left};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::pack::{self, Item, Layout, PACK, Part, Strip, UNPACK};
 use crate::pinned::Block;
@@ -52,21 +53,20 @@ impl Batch {
 /// Room for one batch at a time, and the tables that kernels read.
 #[derive(Debug, Default)]
 pub(super) struct Packer {
-    layout: Layout,
-    cut: Vec<Item>,
+    pub(super) layout: Layout,
+    pub(super) cut: Vec<Item>,
     parts: Vec<Part>,
     pinned: Vec<PinnedRange>,
     args: Vec<Arg>,
-    bytes: Vec<u8>,
-    /// Page-locked tables, each with the end of the last kernel that reads it.
-    tables: Vec<(Block, Option<Point>)>,
+    pub(super) bytes: Vec<u8>,
+    /// Page-locked tables.
+    pub(super) tables: Vec<Table>,
+    /// Pieces of a batch that no kernel moves.
+    pieces: Vec<Piece>,
     /// The driver cannot load the kernels.
-    has_no_kernels: bool,
+    pub(super) has_no_kernels: bool,
 }
 
-/// The most tables; more batches at once are copied item by item.
-const TABLES_MAX: usize = 16;
-const TABLE_BYTES_MIN: u64 = 64 << 10;
 /// No storage: nobody is told when a batch's copy is done.
 const NOBODY: StorageId = StorageId(Key { owner: 0, index: u32::MAX, generation: u32::MAX });
 
@@ -106,13 +106,21 @@ impl Engine {
         self.after.clear();
         match submitted {
             Ok(out) => Ok(Batch { block, name, len, shape, out, last_in: None }),
-            Err(failed) => {
-                let last_use = failed.end.as_ref().map(|end| end.point.clone()).or(reused);
-                self.give_back(block, last_use)?;
-                if let Some(end) = failed.end {
-                    self.pass(&end.point, compute, Site::ReleaseWait)?;
+            Err(CopyFailed { error, left }) => {
+                let error = error.at(name).bytes(len);
+                match left {
+                    Left::Nothing => self.give_back(block, reused)?,
+                    Left::Until(end) => {
+                        self.give_back(block, Some(end.point.clone()))?;
+                        self.pass(&end.point, compute, Site::ReleaseWait)?;
+                    }
+                    Left::Unmarked => {
+                        // The block is dropped, and so in quarantine.
+                        self.stats.leaked_on_purpose_bytes += len.0;
+                        return Err(self.give_up(&error));
+                    }
                 }
-                self.seen(Err(failed.error.at(name).bytes(len)))
+                self.seen(Err(error))
             }
         }
     }
@@ -123,7 +131,7 @@ impl Engine {
         on: usize,
         reused: &Option<Point>,
     ) -> std::result::Result<End, CopyFailed> {
-        let refused = |error| CopyFailed { error, end: None };
+        let refused = CopyFailed::before;
         let compute = self.ledgers[on].stream;
         self.after.clear();
         self.note_items(compute, Access::Write).map_err(refused)?;
@@ -139,8 +147,9 @@ impl Engine {
         let (limits, blocks_max) = (self.options.lane(), self.options.pack_blocks_max);
         let Engine { out, backend, events, packer, after, .. } = self;
         let (stream, bytes) = (out.stream(), packer.layout.bytes());
-        let Packer { cut, parts, args, tables, has_no_kernels, .. } = packer;
-        let read = table.map(|index| (&tables[index].0, Access::Read));
+        let batch_row_bytes_max = self.options.batch_row_bytes_max;
+        let Packer { cut, parts, args, tables, pieces, has_no_kernels, .. } = packer;
+        let read = table.map(|index| (&tables[index].block, Access::Read));
         let mut work = |backend: &mut dyn Backend| {
             for part in parts.iter() {
                 let items = &cut[part.first..part.first + part.count];
@@ -158,9 +167,13 @@ impl Engine {
                         }
                     }
                 }
-                for item in items {
-                    let to = part.pinned.part(Bytes(item.offset), item.range.len())?;
-                    backend.copy_out(to, item.range, stream)?;
+                pieces_of(part, items, pieces)?;
+                if is_batch(pieces, batch_row_bytes_max) {
+                    backend.copy_out_batch(pieces, stream).map_err(|failed| failed.error)?;
+                    continue;
+                }
+                for Piece { pinned, device } in pieces.iter() {
+                    backend.copy_out(*pinned, *device, stream)?;
                 }
             }
             Ok(())
@@ -215,23 +228,27 @@ impl Engine {
         }
         let submitted = self.submit_scatter(batch, on);
         self.after.clear();
-        let (end, error) = match submitted {
-            Ok(end) => (Some(end), None),
-            Err(CopyFailed { end, error }) => (end, Some(error)),
+        let (left, error) = match submitted {
+            Ok(end) => (Left::Until(end), None),
+            Err(CopyFailed { left, error }) => (left, Some(error.at(name).bytes(len))),
         };
-        if let Some(end) = end {
-            batch.last_in = Some(end.point.clone());
-            let site = if error.is_some() { Site::FreeAfterCopyIn } else { Site::ReaderWait };
-            self.pass(&end.point, compute, site)?;
+        match (left, &error) {
+            (Left::Until(end), _) => {
+                batch.last_in = Some(end.point.clone());
+                let site = if error.is_some() { Site::FreeAfterCopyIn } else { Site::ReaderWait };
+                self.pass(&end.point, compute, site)?;
+            }
+            (Left::Unmarked, Some(error)) => return Err(self.give_up(error)),
+            (Left::Unmarked | Left::Nothing, _) => {}
         }
         match error {
-            Some(error) => self.seen(Err(error.at(name).bytes(len))),
+            Some(error) => self.seen(Err(error)),
             None => self.note_items(compute, Access::Read),
         }
     }
 
     fn submit_scatter(&mut self, batch: &Batch, on: usize) -> std::result::Result<End, CopyFailed> {
-        let refused = |error| CopyFailed { error, end: None };
+        let refused = CopyFailed::before;
         let compute = self.ledgers[on].stream;
         self.after.clear();
         let free = self.events.mark(&mut self.backend, compute).map_err(refused)?;
@@ -251,7 +268,7 @@ impl Engine {
             (Some(index), Some(staging)) => {
                 let Engine { urgent, backend, events, packer, after, .. } = self;
                 let Packer { cut, parts, args, tables, has_no_kernels, .. } = packer;
-                let table = &tables[index].0;
+                let table = &tables[index].block;
                 let mut work = |backend: &mut dyn Backend| {
                     for part in parts.iter() {
                         pack::args(
@@ -277,29 +294,43 @@ impl Engine {
         };
         self.table_used(table, &ended);
         if let Some(staging) = staging {
-            self.free(staging, stream).map_err(refused)?;
+            // The copy into them is on the same stream, with an end or without.
+            let freed = self.free(staging, stream);
+            if let Err(error) = freed {
+                return Err(CopyFailed { error, left: Left::Unmarked });
+            }
         }
-        match &ended {
+        match ended {
             Err(failed) if failed.error.misuse() == Some(Misuse::BadKernel) => {
                 // What was enqueued reached the staging bytes alone.
-                self.scatter_each(&batch.block)
+                self.scatter_each(&batch.block).map_err(|each| match each.left {
+                    // It still reads the block.
+                    Left::Nothing => CopyFailed { left: failed.left, ..each },
+                    _ => each,
+                })
             }
-            _ => ended,
+            ended => ended,
         }
     }
 
     /// A copy for each item.
     fn scatter_each(&mut self, block: &Block) -> std::result::Result<End, CopyFailed> {
-        self.packer.cut_for(block).map_err(|error| CopyFailed { error, end: None })?;
+        self.packer.cut_for(block).map_err(CopyFailed::before)?;
         let limits = self.options.lane();
         let Engine { urgent, backend, events, packer, after, .. } = self;
         let (stream, bytes) = (urgent.stream(), packer.layout.bytes());
-        let Packer { cut, parts, .. } = packer;
+        let batch_row_bytes_max = self.options.batch_row_bytes_max;
+        let Packer { cut, parts, pieces, .. } = packer;
         let mut work = |backend: &mut dyn Backend| {
             for part in parts.iter() {
-                for item in &cut[part.first..part.first + part.count] {
-                    let from = part.pinned.part(Bytes(item.offset), item.range.len())?;
-                    backend.copy_in(item.range, from, stream)?;
+                let items = &cut[part.first..part.first + part.count];
+                pieces_of(part, items, pieces)?;
+                if is_batch(pieces, batch_row_bytes_max) {
+                    backend.copy_in_batch(pieces, stream).map_err(|failed| failed.error)?;
+                    continue;
+                }
+                for Piece { pinned, device } in pieces.iter() {
+                    backend.copy_in(*device, *pinned, stream)?;
                 }
             }
             Ok(())
@@ -338,79 +369,6 @@ impl Engine {
         }
     }
 
-    /// Writes the table of the items that were cut; `None` where they are better copied one by one.
-    fn table(&mut self) -> Result<Option<usize>> {
-        let rows = self.packer.layout.rows().max(1);
-        let average = self.packer.layout.bytes().0 / rows as u64;
-        let is_off = self.options.pack_blocks_max == 0 || self.packer.has_no_kernels;
-        if is_off || average > self.options.pack_row_bytes_max.0 {
-            return Ok(None);
-        }
-        let len = pack::ENTRY_BYTES.0 * self.packer.cut.len() as u64;
-        let Some(index) = self.idle_table(Bytes(len))? else { return Ok(None) };
-        let Packer { cut, bytes, tables, .. } = &mut self.packer;
-        pack::table(cut, bytes);
-        let block = &mut tables[index].0;
-        let pinned = block.trunk(Bytes::ZERO, Bytes(len))?;
-        let noted = self.backend.note(Actor::Host, &[Use::write(pinned)]);
-        block.write(Bytes::ZERO, bytes)?;
-        self.seen(noted)?;
-        Ok(Some(index))
-    }
-
-    /// A table that no kernel reads, in one registration.
-    fn idle_table(&mut self, len: Bytes) -> Result<Option<usize>> {
-        for index in 0..self.packer.tables.len() {
-            let (block, last) = &self.packer.tables[index];
-            if block.len() < len {
-                continue;
-            }
-            let idle = match last {
-                Some(point) => point.done(&mut self.backend, Site::BlockIdleQuery),
-                None => Ok(true),
-            };
-            if self.seen(idle)? {
-                return Ok(Some(index));
-            }
-        }
-        if self.packer.tables.len() == TABLES_MAX {
-            return Ok(None);
-        }
-        let room = Bytes(len.0.next_power_of_two().max(TABLE_BYTES_MIN));
-        let lent = match self.lend(room, Name::new("table")) {
-            Ok(lent) => lent,
-            Err(error) if error.is_retryable() => return Ok(None),
-            Err(error) => return self.seen(Err(error)),
-        };
-        let busy = lent.after.and_then(|event| self.unhold(event));
-        let is_whole = lent.block.trunk(Bytes::ZERO, room)?.len() == room;
-        if busy.is_some() || !is_whole || lent.block.is_pageable() {
-            // The host may not write it yet, or a kernel not read it, or not as one.
-            self.give_back(lent.block, busy)?;
-            return Ok(None);
-        }
-        self.packer.tables.push((lent.block, None));
-        Ok(Some(self.packer.tables.len() - 1))
-    }
-
-    fn table_used(&mut self, table: Option<usize>, ended: &std::result::Result<End, CopyFailed>) {
-        let end = match ended {
-            Ok(end) => Some(end),
-            Err(failed) => failed.end.as_ref(),
-        };
-        if let (Some(index), Some(end)) = (table, end) {
-            self.packer.tables[index].1 = Some(end.point.clone());
-        }
-    }
-
-    /// At the end, when nothing is under way.
-    pub(super) fn end_tables(&mut self) -> Result<()> {
-        while let Some((block, _)) = self.packer.tables.pop() {
-            self.give_back(block, None)?;
-        }
-        Ok(())
-    }
-
     fn note_items(&mut self, compute: StreamId, access: Access) -> Result<()> {
         // Thousands of notes that nobody hears would be most of what a verb costs.
         if !self.options.note_uses || !self.backend.is_observed() {
@@ -446,6 +404,31 @@ impl Packer {
         let count = self.cut.len();
         self.parts.push(Part { pinned: PinnedRange::default(), first: 0, count });
     }
+}
+
+/// Both ends of the copies that move a part's items. A row is cut into several items for a kernel's
+/// sake; those are one copy again.
+fn pieces_of(part: &Part, items: &[Item], pieces: &mut Vec<Piece>) -> Result<()> {
+    pieces.clear();
+    for item in items {
+        let pinned = part.pinned.part(Bytes(item.offset), item.range.len())?;
+        match pieces.last_mut() {
+            Some(Piece { pinned: before, device })
+                if before.end() == pinned.at().0 && device.end() == item.range.at().0 =>
+            {
+                *before = PinnedRange::new(before.at(), before.len() + pinned.len())?;
+                *device = DeviceRange::new(device.at(), device.len() + item.range.len())?;
+            }
+            _ => pieces.push(Piece { pinned, device: item.range }),
+        }
+    }
+    Ok(())
+}
+
+/// Are they handed to the driver as one? Of large ones each copy's start is nothing beside it.
+fn is_batch(pieces: &[Piece], row_bytes_max: Bytes) -> bool {
+    let bytes: u64 = pieces.iter().map(|piece| piece.pinned.len().0).sum();
+    pieces.len() > 1 && bytes / pieces.len() as u64 <= row_bytes_max.0
 }
 
 /// A part's entries in a table.

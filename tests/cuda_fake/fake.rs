@@ -206,12 +206,15 @@ pub(crate) struct Alive {
     pub(crate) memory: u64,
     pub(crate) pinned: u64,
     pub(crate) holds: u64,
+    pub(crate) ranges: u64,
+    pub(crate) handles: u64,
+    pub(crate) mapped: u64,
 }
 
 pub(crate) fn alive() -> Alive {
     let get: unsafe extern "C" fn(*mut Alive) = function("fake_alive");
     let mut alive = Alive::default();
-    // SAFETY: six numbers, as the fake writes them.
+    // SAFETY: nine numbers, as the fake writes them.
     unsafe { get(&mut alive) };
     alive
 }

@@ -180,7 +180,16 @@ fn same_address(entered: &Entered<'_>, host: *mut c_void, op: &'static str) -> R
         .detail("this device reaches page-locked memory by another address than the host"))
 }
 
-fn check_copy(pinned: PinnedRange, device: DeviceRange, op: &'static str) -> Result<usize> {
+/// Does it lie in one registration? Memory that was taken as it is, not page-locked, does not.
+pub(super) fn is_registered(pinned: PinnedRange) -> bool {
+    within_one(&registered(), pinned)
+}
+
+pub(super) fn check_copy(
+    pinned: PinnedRange,
+    device: DeviceRange,
+    op: &'static str,
+) -> Result<usize> {
     if pinned.len() != device.len() {
         return Err(Error::usage(Misuse::LengthMismatch, op).detail(format!(
             "{} pinned, {} on the device",

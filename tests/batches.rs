@@ -1,0 +1,219 @@
+//! Batches of many ranges whose tables are all taken, and batches that a driver enqueues by half.
+//!
+//! The faults guarded against: small tables that keep a larger batch from its kernel for good; a
+//! batch handed over as one whose copies the checker does not see; and copies of a batch that
+//! failed half way, which still read and write bytes that somebody else has by then.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod support;
+
+#[path = "../examples/train/passing.rs"]
+mod passing;
+
+use lightering::backend::sim::{Config, Model, Sim};
+use lightering::backend::{
+    About, Arg, Backend, BatchFailed, Cost, Fence, Grid, Kernel, Memory, Piece, Pinner, Timing,
+    Work,
+};
+use lightering::engine::Batch;
+use lightering::pack::Strip;
+use lightering::trace::{Actor, Site, Use};
+use lightering::{
+    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, Options, PinnedRange, Result, StreamId,
+};
+use passing::pass_on;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use support::Rig;
+
+const ROW: Bytes = Bytes(64);
+
+fn options() -> Options {
+    // The framework notes its own uses: `fill` and `check` do.
+    Options { note_uses: false, ..support::options() }
+}
+
+/// `count` rows at a stride of two.
+fn rows(within: DeviceRange, count: u64) -> Strip {
+    Strip::rows(within, Bytes::ZERO, ROW, count, Bytes(2 * ROW.0)).unwrap()
+}
+
+fn gathered(rig: &mut Rig, within: DeviceRange, count: u64) -> Batch {
+    let on = rig.streams[0].engine;
+    rig.engine.gather(&[rows(within, count)], on, "rows").unwrap()
+}
+
+#[test]
+fn sixteen_small_tables_do_not_keep_a_larger_batch_from_its_kernel() {
+    // A table of at least 64 KiB has 2,730 entries.
+    const LARGE: u64 = 3_000;
+    let mut rig = Rig::new(
+        Config::timed(Model::default()),
+        support::quick_pool(Bytes::mib(16)),
+        Options { transfers_max: 64, ..options() },
+        1,
+    );
+    let on = rig.streams[0].engine;
+    let within = rig.take(0, Bytes(2 * ROW.0 * LARGE)).unwrap();
+    rig.fill(0, within, 1);
+    // So much is ahead of the gathers that none begins before all are asked for.
+    let long = Cost { flops: 1e13, bytes: 0.0, work: Work::Vector };
+    let here = rig.streams[0].here;
+    rig.sim.inner().launch_fn(here, &[], long, Box::new(|_| Ok(()))).unwrap();
+    let small: Vec<Batch> = (0..16).map(|_| gathered(&mut rig, within, 2)).collect();
+    assert_eq!(rig.engine.stats().seam.launches, 16, "each has a table of its own");
+    let one_more = gathered(&mut rig, within, 2);
+    let crowded = rig.engine.stats().seam;
+    assert_eq!((crowded.launches, crowded.copies_out), (16, 2), "all tables are being read");
+    rig.sim.sync().unwrap();
+    let mut large = gathered(&mut rig, within, LARGE);
+    let after = rig.engine.stats().seam;
+    assert_eq!((after.launches, after.copies_out), (17, 2), "an idle small one made room");
+    // That went by the wait of the whole device alone, which the checker does not see.
+    rig.engine.gathered(&large, on).unwrap();
+    rig.engine.scatter(&mut large, &[rows(within, LARGE)], on).unwrap();
+    for batch in small.into_iter().chain([one_more, large]) {
+        rig.engine.discard(batch).unwrap();
+    }
+    rig.give(0, within.at());
+    rig.assert_right();
+}
+
+/// Takes no kernel, and counts batches; the `fails_at`th fails when half of it is enqueued.
+struct Half {
+    inner: Sim,
+    batches: Arc<AtomicUsize>,
+    fails_at: usize,
+}
+
+impl Half {
+    fn split<'a>(&self, pieces: &'a [Piece]) -> Option<&'a [Piece]> {
+        let nth = self.batches.fetch_add(1, Ordering::Relaxed) + 1;
+        (nth == self.fails_at).then(|| &pieces[..pieces.len() / 2])
+    }
+}
+
+fn failed(enqueued: usize) -> std::result::Result<(), BatchFailed> {
+    Err(BatchFailed { enqueued, error: Error::new(Kind::OutOfMemory, "copy_batch") })
+}
+
+impl Backend for Half {
+    pass_on!(memory);
+
+    fn launch(&mut self, _: &'static Kernel, _: Grid, _: &[Arg], _: StreamId) -> Result<()> {
+        Err(Error::usage(lightering::Misuse::BadKernel, "launch"))
+    }
+
+    fn copy_out_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        match self.split(pieces) {
+            Some(half) => self.inner.copy_out_batch(half, on).and_then(|()| failed(half.len())),
+            None => self.inner.copy_out_batch(pieces, on),
+        }
+    }
+
+    fn copy_in_batch(
+        &mut self,
+        pieces: &[Piece],
+        on: StreamId,
+    ) -> std::result::Result<(), BatchFailed> {
+        match self.split(pieces) {
+            Some(half) => self.inner.copy_in_batch(half, on).and_then(|()| failed(half.len())),
+            None => self.inner.copy_in_batch(pieces, on),
+        }
+    }
+
+    pass_on!(rest);
+}
+
+const COUNT: u64 = 8;
+
+fn half(seed: u64, fails_at: usize, options: Options) -> (Rig, Arc<AtomicUsize>) {
+    let batches = Arc::new(AtomicUsize::new(0));
+    let counts = batches.clone();
+    let pool = support::quick_pool(Bytes::mib(1));
+    let wrap = move |inner: Sim| -> Box<dyn Backend> {
+        Box::new(Half { inner, batches: counts, fails_at })
+    };
+    (Rig::wrapped(Config::adversary(seed), pool, options, 1, wrap), batches)
+}
+
+#[test]
+fn a_batch_without_a_kernel_is_handed_over_as_one_and_each_copy_is_seen() {
+    for (row_bytes_max, expected) in [(Bytes::mib(1), 2), (ROW, 2), (Bytes::ZERO, 0)] {
+        let bounds = Options { batch_row_bytes_max: row_bytes_max, ..options() };
+        let (mut rig, batches) = half(1, 0, bounds);
+        let on = rig.streams[0].engine;
+        let within = rig.take(0, Bytes(2 * ROW.0 * COUNT)).unwrap();
+        let row = |nth: u64| within.part(Bytes(2 * nth * ROW.0), ROW).unwrap();
+        (0..COUNT).for_each(|nth| rig.fill(0, row(nth), nth));
+        let mut batch = gathered(&mut rig, within, COUNT);
+        rig.engine.gathered(&batch, on).unwrap();
+        (0..COUNT).for_each(|nth| rig.fill(0, row(nth), 99));
+        rig.engine.scatter(&mut batch, &[rows(within, COUNT)], on).unwrap();
+        (0..COUNT).for_each(|nth| rig.check(0, row(nth), nth, format!("row {nth}")));
+        rig.engine.discard(batch).unwrap();
+        let seam = rig.engine.stats().seam;
+        assert_eq!((seam.copies_out, seam.copies_in), (COUNT, COUNT));
+        assert_eq!(batches.load(Ordering::Relaxed), expected, "at most {row_bytes_max} each");
+        rig.give(0, within.at());
+        rig.assert_right();
+        rig.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_row_cut_for_a_kernel_is_one_copy_where_there_is_none() {
+    let (mut rig, _) = half(1, 0, options());
+    let on = rig.streams[0].engine;
+    // A kernel gets it in pieces of 64 KiB.
+    let within = rig.take(0, Bytes::kib(400)).unwrap();
+    rig.fill(0, within, 1);
+    let strips = [Strip::whole(within).unwrap()];
+    let mut batch = rig.engine.gather(&strips, on, "row").unwrap();
+    rig.engine.gathered(&batch, on).unwrap();
+    rig.fill(0, within, 2);
+    rig.engine.scatter(&mut batch, &strips, on).unwrap();
+    rig.check(0, within, 1, String::from("row"));
+    rig.engine.discard(batch).unwrap();
+    let seam = rig.engine.stats().seam;
+    assert_eq!((seam.copies_out, seam.copies_in), (1, 1));
+    rig.give(0, within.at());
+    rig.assert_right();
+}
+
+#[test]
+fn what_a_failed_batch_enqueued_is_behind_nobodys_back() {
+    for seed in 0..40 {
+        // The gather, or the scatter.
+        for fails_at in [1, 2] {
+            let (mut rig, _) = half(seed, fails_at, options());
+            let on = rig.streams[0].engine;
+            let within = rig.take(0, Bytes(2 * ROW.0 * COUNT)).unwrap();
+            let row = |nth: u64| within.part(Bytes(2 * nth * ROW.0), ROW).unwrap();
+            (0..COUNT).for_each(|nth| rig.fill(0, row(nth), nth));
+            let strips = [rows(within, COUNT)];
+            let gather = rig.engine.gather(&strips, on, "rows");
+            if fails_at == 1 {
+                let error = gather.unwrap_err();
+                assert_eq!(error.kind(), Kind::OutOfMemory);
+                assert!(error.to_string().contains("rows"), "{error}");
+            } else {
+                let mut batch = gather.unwrap();
+                let error = rig.engine.scatter(&mut batch, &strips, on).unwrap_err();
+                assert_eq!(error.kind(), Kind::OutOfMemory);
+                rig.engine.discard(batch).unwrap();
+            }
+            // The copies that were enqueued may still run: this is ordered behind them.
+            (0..COUNT).for_each(|nth| rig.fill(0, row(nth), 99));
+            (0..COUNT).for_each(|nth| rig.check(0, row(nth), 99, format!("row {nth}")));
+            rig.give(0, within.at());
+            rig.assert_right();
+            rig.assert_nothing_left();
+        }
+    }
+}
