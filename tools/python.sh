@@ -2,8 +2,8 @@
 # Runs the Python tests of the bundle it lies in, with the wheel of the bundle and the machine's own
 # Python and torch; installs nothing and uses no network. Ends with a table, one line a file.
 #
-#   python.sh [-o FOLDER] [-p PYTHON] [-n COUNT] [PYTEST ARGUMENT...]  tests/test_streams.py -k order
-#   python.sh [-o FOLDER] [-p PYTHON] run FILE [ARGUMENT...]           a program, as benches/steps.py
+#   python.sh [-o FOLDER] [-p PYTHON] [-n COUNT] [PYTEST ARGUMENT...]   such as tests -k order
+#   python.sh [-o FOLDER] [-p PYTHON] run FILE [ARGUMENT...]            such as benches/steps.py
 #
 # -n shares the tests among so many processes, each with its part of the pinned memory: of 16 cores
 # and one GPU, `python.sh -n 8 tests -k "not sim"`. Each test is run by whoever is free.
