@@ -118,7 +118,7 @@ impl Engine {
             // What is idle now, after a try that failed, may be of that try; once is enough.
             if !(may_trim && self.handles.trim(&mut self.backend)) {
                 may_trim = self.unmap_some(on, deadline)?;
-                if !may_trim && !self.make_stream_room(on)? {
+                if !may_trim && !self.free_some(on, deadline)? {
                     return Err(self.waited(error, deadline));
                 }
             } else {
@@ -148,19 +148,47 @@ impl Engine {
         if !self.is_fixed_pending() || self.is_any_captured()? {
             return Ok(false);
         }
+        self.stall(deadline, |engine| {
+            engine.release_fixed()?;
+            Ok(engine.handles.unmapped_count() > before)
+        })
+    }
+
+    /// Gives back what goes in the order of a stream, and waits until the stream got there: memory
+    /// that has no address yet is in no stream's order. Says whether any went.
+    fn free_some(&mut self, on: usize, deadline: Instant) -> Result<bool> {
+        if !self.make_stream_room(on)? {
+            return Ok(false);
+        }
+        self.free_events()?;
+        let freed = self.events.mark(&mut self.backend, self.ledgers[on].stream);
+        let freed = self.seen(freed)?;
+        self.stall(deadline, |engine| {
+            let done = freed.done(&mut engine.backend, Site::TransferQuery);
+            engine.seen(done)
+        })?;
+        Ok(true)
+    }
+
+    /// Waits, on the host, until it is there or the deadline has passed; says which.
+    fn stall(
+        &mut self,
+        deadline: Instant,
+        mut is_there: impl FnMut(&mut Engine) -> Result<bool>,
+    ) -> Result<bool> {
         self.stats.memory_stalls += 1;
         let start = Instant::now();
-        let (mut went, mut asked) = (Ok(false), 0_u32);
-        while matches!(went, Ok(false)) && Instant::now() < deadline {
+        let (mut there, mut asked) = (Ok(false), 0_u32);
+        while matches!(there, Ok(false)) && Instant::now() < deadline {
             // Not long, as a rule: the rest of a copy that runs. Others may have work, though.
             asked = asked.wrapping_add(1);
             if asked.is_multiple_of(ASKS_A_TURN) {
                 std::thread::yield_now();
             }
-            went = self.release_fixed().map(|()| self.handles.unmapped_count() > before);
+            there = is_there(self);
         }
         self.stats.memory_stall_time += start.elapsed();
-        went
+        there
     }
 
     /// Are there bytes that will be unmapped as soon as all that uses them is done?
