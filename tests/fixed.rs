@@ -254,7 +254,8 @@ fn a_reader_that_must_wait_for_memory_is_counted_and_gets_it() {
         assert_all_given_back(rig);
     }
     // A device that is late keeps the host waiting.
-    let mut rig = rig_of(with_room(lazy(), 1), bounds(), 1);
+    let patient = Options { memory_wait_max: Duration::MAX, ..bounds() };
+    let mut rig = rig_of(with_room(lazy(), 1), patient, 1);
     let (a, _) = fixed(&mut rig, 1);
     evict(&mut rig, &a);
     let (b, _) = fixed(&mut rig, 2);
