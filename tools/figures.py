@@ -25,7 +25,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
 OWNED = tuple(f"{kind}-owned" for kind in KINDS)
-TOLD = ("seam", "link", "latency", "prefetch", "rows", "two", "scale", "pinned", "torch")
+TOLD = ("seam", "link", "latency", "address", "prefetch", "rows", "two", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
 

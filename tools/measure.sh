@@ -12,8 +12,8 @@
 #   overlap      matrix products and memory-bound kernels in turn                70 s
 #   link         copies at the limit of the link, and the host's time for verbs          330 s
 #   link:A,B     only those of its measures: bandwidth-small, bandwidth-large, both, cold, latency,
-#                urgent, prefetch-0, -1, -2, -4, rows, gemm, batch, scale, and, with two GPUs, two
-#                and apart; each is a program of its own with a limit of its own
+#                address, urgent, prefetch-0, -1, -2, -4, rows, gemm, batch, scale, and, with two
+#                GPUs, two and apart; each is a program of its own with a limit of its own
 #   pinned       page-locking beside the driver's own                           90 s
 #   lend         the pool's books, block by block                                45 s
 #   allocator    PyTorch's own pool of pinned memory, where torch is             90 s
@@ -69,7 +69,7 @@ done
 shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
-links=(bandwidth-small bandwidth-large both cold latency urgent
+links=(bandwidth-small bandwidth-large both cold latency address urgent
     prefetch-0 prefetch-1 prefetch-2 prefetch-4 rows gemm batch scale two apart)
 for part in "${parts[@]}"; do
     words=" ${links[*]} "
