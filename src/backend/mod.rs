@@ -36,11 +36,13 @@ pub mod cuda;
 pub mod kernel;
 mod open;
 pub mod pattern;
+pub(crate) mod ranges;
 pub mod sim;
 pub mod traced;
 
 pub use kernel::{Arg, Cost, Grid, HostArgs, Kernel, Work};
 pub use open::{Opened, Spec, open};
+pub use ranges::Listening;
 
 use crate::error::{Error, Result};
 use crate::trace::{Actor, Site, Use};

@@ -43,6 +43,7 @@ impl Engine {
         compute: StreamId,
     ) -> Result<DeviceRange> {
         const OP: &str = "refill";
+        let _range = self.mark(OP, id);
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
@@ -87,6 +88,7 @@ impl Engine {
         compute: StreamId,
     ) -> Result<()> {
         const OP: &str = "prefetch";
+        let _range = self.mark(OP, id);
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;

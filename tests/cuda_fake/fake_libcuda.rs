@@ -363,6 +363,47 @@ impl State {
 }
 
 export! {
+    /// A range of the thread's; less than 0 where no tool listens.
+    nvtxRangePushA, (text: Text) -> i32 {
+        let state = &mut *state();
+        if state.script().tool == 0 {
+            return -2;
+        }
+        let text = text.read();
+        state.log.push(format!("begin:{}", text.replace(' ', "_")));
+        state.ranges.push(text);
+        state.ranges.len() as i32 - 1
+    }
+}
+
+export! {
+    nvtxRangePop, () -> i32 {
+        let state = &mut *state();
+        state.log.push("end".to_owned());
+        match state.ranges.pop() {
+            Some(_) => state.ranges.len() as i32,
+            None => -2,
+        }
+    }
+}
+
+export! {
+    /// A range of the process's.
+    nvtxRangeStartA, (text: Text) -> u64 {
+        let state = &mut *state();
+        let number = state.handle();
+        state.log.push(format!("start:{}:{number:x}", text.read().replace(' ', "_")));
+        number
+    }
+}
+
+export! {
+    nvtxRangeEnd, (number: u64) -> () {
+        state().log.push(format!("stop:{number:x}"));
+    }
+}
+
+export! {
     /// A new script for the calls from now on.
     fake_script, (text: Text) -> () {
         state().script = Some(Script::new(&text.read()));

@@ -52,6 +52,8 @@ pub(crate) struct Script {
     pub(crate) shift: u64,
     pub(crate) not_ready: u64,
     pub(crate) others_capture: bool,
+    /// Does a tool listen to ranges?
+    pub(crate) tool: u64,
     pub(crate) captures: HashMap<u64, u32>,
     pub(crate) fails: Vec<Fail>,
     pub(crate) counts: HashMap<String, u64>,
@@ -73,6 +75,7 @@ impl Script {
                 "memory" => script.memory = number(1) as usize,
                 "shift" => script.shift = number(1),
                 "notready" => script.not_ready = number(1),
+                "tool" => script.tool = number(1),
                 "others-capture" => script.others_capture = true,
                 "capture" => drop(script.captures.insert(number(1), number(2) as u32)),
                 "fail" => script.fails.push(Fail {
@@ -110,6 +113,8 @@ pub(crate) struct State {
     pub(crate) pools: HashMap<u64, u64>,
     pub(crate) modules: HashMap<u64, String>,
     pub(crate) functions: HashMap<u64, String>,
+    /// Ranges that are open, the last one begun last.
+    pub(crate) ranges: Vec<String>,
     /// Device memory and page-locked memory: length by address.
     pub(crate) memory: BTreeMap<u64, usize>,
     pub(crate) pinned: BTreeMap<u64, usize>,

@@ -13,6 +13,7 @@ mod conformance;
 mod fake;
 mod faults;
 mod interop;
+mod nvtx;
 mod probe;
 mod process;
 mod refusals;

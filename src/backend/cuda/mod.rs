@@ -34,6 +34,7 @@ pub mod interop;
 mod latch;
 mod launch;
 mod memory;
+pub(super) mod nvtx;
 mod order;
 mod pinned;
 mod process;
