@@ -178,6 +178,8 @@ api! {
         if s.event(event)? != s.stream(stream)? {
             return Err(INVALID_HANDLE);
         }
+        s.moment += 1;
+        s.recorded.insert(event, s.moment);
     }
     fn cuEventQuery(s, event: u64) {
         s.current()?;
@@ -192,7 +194,9 @@ api! {
         s.current()?;
         s.event(from)?;
         s.event(to)?;
-        milliseconds.put(0, (to.wrapping_sub(from) as i64 / 16) as f32);
+        // A millisecond from each recording to the next.
+        let at = |event: u64| s.recorded.get(&event).copied().ok_or(INVALID_HANDLE);
+        milliseconds.put(0, (at(to)? as i64 - at(from)? as i64) as f32);
     }
     fn cuMemGetInfo_v2(s, free: At<usize>, total: At<usize>) {
         s.current()?;

@@ -110,6 +110,9 @@ pub(crate) struct State {
     /// Streams, events, pools and modules: context they belong to.
     pub(crate) streams: HashMap<u64, u64>,
     pub(crate) events: HashMap<u64, u64>,
+    /// When each event was recorded last, by the count of recordings.
+    pub(crate) recorded: HashMap<u64, u64>,
+    pub(crate) moment: u64,
     pub(crate) pools: HashMap<u64, u64>,
     pub(crate) modules: HashMap<u64, String>,
     pub(crate) functions: HashMap<u64, String>,
