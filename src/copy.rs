@@ -3,8 +3,9 @@
 //! What it is not: it decides nothing. It does not know why a copy is made or what waits for it.
 //!
 //! Invariant: whoever asks for a copy gets the [`End`] of whatever was enqueued, even where it
-//! failed half way; until that end is passed the block is not idle. A lane's copies end in the
-//! order they were given, so their sequence numbers stand for their order.
+//! failed half way; until that end is passed the block is not idle. Where the driver refuses both
+//! the end and the wait for all, the asker learns that instead, and may ask for the end again. A
+//! lane's copies end in the order they were given, so their sequence numbers stand for their order.
 //!
 //! ```text
 //!   out     D2H  |==copy==| point 7 |=copy=| point 8          flights: 7, 8
@@ -112,8 +113,26 @@ pub struct LaneLimits {
 pub struct CopyFailed {
     /// The cause.
     pub error: Error,
-    /// End of what was enqueued before the failure; `None` where there is nothing.
-    pub end: Option<End>,
+    /// What was enqueued before the failure.
+    pub left: Left,
+}
+
+/// What a copy that failed left on its lane.
+#[derive(Clone, Debug)]
+pub enum Left {
+    /// Nothing that runs: nothing was enqueued, or all of it was waited for.
+    Nothing,
+    /// Something, and this is its end.
+    Until(End),
+    /// Something, and nothing says when it is done: [`Lane::mark_left`] may, later.
+    Unmarked,
+}
+
+impl CopyFailed {
+    /// A copy of which nothing was enqueued.
+    pub fn before(error: Error) -> CopyFailed {
+        CopyFailed { error, left: Left::Nothing }
+    }
 }
 
 impl Lane {
@@ -275,7 +294,7 @@ impl Lane {
     ) -> std::result::Result<End, CopyFailed> {
         let spare = match events.spare(backend) {
             Ok(spare) => spare,
-            Err(error) => return Err(CopyFailed { error, end: None }),
+            Err(error) => return Err(CopyFailed::before(error)),
         };
         let mut begun = Begun::default();
         let ordered = self.enter(backend, events, &task);
@@ -284,8 +303,7 @@ impl Lane {
         let enqueued = ordered.and_then(|()| enqueue(self, backend, events, &mut begun));
         if !begun.needs_end {
             events.keep(spare);
-            let error = enqueued.err().unwrap_or_else(empty);
-            return Err(CopyFailed { error, end: None });
+            return Err(CopyFailed::before(enqueued.err().unwrap_or_else(empty)));
         }
         let end = self.end(backend, events, spare, (storage, begun.bytes));
         // A copy is made all the same where it cannot be timed.
@@ -293,11 +311,10 @@ impl Lane {
         self.timed = from.zip(to);
         match (enqueued, end) {
             (Ok(()), Ok(end)) => Ok(end),
-            (Err(error), Ok(end)) => Err(CopyFailed { error, end: Some(end) }),
+            (Err(error), Ok(end)) => Err(CopyFailed { error, left: Left::Until(end) }),
             (enqueued, Err(error)) => {
                 let error = enqueued.err().unwrap_or(error);
-                self.settle_unmarked(backend);
-                Err(CopyFailed { error, end: None })
+                Err(self.settle_unmarked(backend, error))
             }
         }
     }
@@ -336,16 +353,44 @@ impl Lane {
         Ok(end)
     }
 
-    /// Copies run whose end no event marks, since the driver refused to record one. It is the one
-    /// place where a verb waits: for a failing driver there is no other proof that the block is
-    /// idle. Where even that fails the context is lost, and nothing is touched any more.
-    fn settle_unmarked(&mut self, backend: &mut dyn Backend) {
-        if backend.sync().is_ok() {
-            // Who is told later learns it from the points, which are done now.
-            for flight in &self.flights {
-                flight.end.point.set_done();
-            }
+    /// Copies run whose end no event marks, since the driver refused to record one: the host waits
+    /// for them, as for a failing driver there is no other proof that the block is idle. Where even
+    /// that is refused, nothing they touch may be given to anybody.
+    fn settle_unmarked(&mut self, backend: &mut dyn Backend, error: Error) -> CopyFailed {
+        match self.wait_for_all(backend) {
+            Ok(()) => CopyFailed { error, left: Left::Nothing },
+            // A loss is what there is to tell.
+            Err(lost) if lost.is_lost() => CopyFailed { error: lost, left: Left::Unmarked },
+            Err(_) => CopyFailed { error, left: Left::Unmarked },
         }
+    }
+
+    /// Waits, on the host, until the whole device is idle.
+    ///
+    /// # Errors
+    /// Those of [`Backend::sync`].
+    pub fn wait_for_all(&mut self, backend: &mut dyn Backend) -> Result<()> {
+        backend.sync()?;
+        // Who is told later learns it from the points, which are done now.
+        for flight in &self.flights {
+            flight.end.point.set_done();
+        }
+        Ok(())
+    }
+
+    /// Asks once more for the end of what a copy of `storage`'s left unmarked. It stands for all
+    /// that was enqueued on the lane.
+    ///
+    /// # Errors
+    /// Those of [`EventPool::mark`]; nothing has changed.
+    pub fn mark_left(
+        &mut self,
+        backend: &mut dyn Backend,
+        events: &mut EventPool,
+        storage: StorageId,
+    ) -> Result<End> {
+        let spare = events.spare(backend)?;
+        self.end(backend, events, spare, (storage, Bytes::ZERO))
     }
 
     /// Asks about the oldest copies, at most `asks_max` of them, and forgets those that are done,

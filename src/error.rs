@@ -62,6 +62,8 @@ pub enum Missing {
     Symbol,
     /// This build leaves the backend out.
     NotBuilt,
+    /// The device, or its driver, cannot map memory at an address that stays.
+    Mapping,
 }
 
 /// What was wrong with a call.
@@ -238,6 +240,7 @@ impl Missing {
             Missing::OldDriver => "the driver is too old",
             Missing::Symbol => "the driver lacks a function",
             Missing::NotBuilt => "this build leaves the backend out",
+            Missing::Mapping => "no virtual-memory mapping",
         }
     }
 }

@@ -10,7 +10,8 @@
 //!   6  storage                                             resize-to-zero / refill: the states
 //!   5  checksum    (pack, disk: later stages)              sums; small tensors; the spill file
 //!   4  copy                                                bytes in motion: the lanes
-//!   3  pinned                                              room: arenas, classes, blocks
+//!   3  pinned      handles                                 room: arenas, classes, blocks; mapped
+//!                                                          device memory
 //!   2  stream                                              order: points, the event pool
 //!   1  backend/{sim, cuda, traced}    hazard               the only driver calls; the checker
 //!   0  error       unit       trace                        words everyone shares
@@ -21,7 +22,8 @@
 //!
 //! # The life of one tensor
 //!
-//! 1. [`Engine::adopt`] or [`Engine::alloc`] gives a [`Storage`]: resident, nothing owed.
+//! 1. [`Engine::adopt`], [`Engine::alloc`] or [`Engine::alloc_fixed`] gives a [`Storage`]:
+//!    resident, nothing owed.
 //! 2. [`Engine::offer`] asks the policy, [`Engine::evict`] sends it off: the pool lends a block, an
 //!    event is recorded on the caller's stream, the copy-out lane waits for it (E1) and for the
 //!    block's last copy (E7), the copy is enqueued in trunks, its end recorded.
@@ -44,6 +46,7 @@ pub mod checksum;
 pub mod copy;
 pub mod engine;
 pub mod error;
+pub mod handles;
 pub mod hazard;
 pub mod pack;
 pub mod pinned;
@@ -60,6 +63,6 @@ pub use error::{Error, Kind, Missing, Misuse, Result};
 pub use pinned::{Budget, PinnedPool, PoolOptions};
 pub use storage::{Residency, Storage, Tier};
 pub use unit::{
-    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Key, Name, PinnedPtr, PinnedRange, StorageId,
-    StreamId,
+    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Key, MemoryId, Name, PinnedPtr, PinnedRange,
+    StorageId, StreamId,
 };

@@ -34,6 +34,7 @@
 use crate::checksum::{Sum, Way};
 use crate::copy::End;
 use crate::error::{Error, Kind, Misuse, Result};
+use crate::handles::Fixed;
 use crate::pinned::Block;
 use crate::stream::Point;
 use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
@@ -103,6 +104,8 @@ pub enum Owner {
     Engine,
     /// A framework does; the engine says when.
     Framework,
+    /// The engine maps and unmaps them, at an address that stays.
+    Fixed,
 }
 
 /// A set of the streams an engine has seen, by their number.
@@ -182,6 +185,8 @@ pub struct Slot {
     pub owner: Owner,
     /// The device bytes, while there are any.
     pub range: Option<DeviceRange>,
+    /// Where the address stays: it, and what is mapped there.
+    pub fixed: Option<Fixed>,
     /// The host copy; current unless a copy-out into it failed, in which case there is none.
     pub block: Option<Block>,
     /// What the bytes in the block add up to, where that is known or will be.
@@ -249,6 +254,11 @@ impl Slot {
         self.ready.take_if(|(lane, end)| *lane == inward && end.seq == seq);
     }
 
+    /// Bytes are mapped for it, whatever its state.
+    pub fn is_mapped(&self) -> bool {
+        self.fixed.as_ref().is_some_and(Fixed::is_mapped)
+    }
+
     /// The copy-out that may still be reading the device bytes there are now.
     pub fn out_of_these(&self) -> Option<&End> {
         self.out.as_ref().filter(|_| self.out_is_current)
@@ -261,6 +271,7 @@ impl Slot {
             len: range.len(),
             owner,
             range: Some(range),
+            fixed: None,
             block: None,
             sum: None,
             out: None,

@@ -163,6 +163,17 @@ pub enum Op {
         /// The stream.
         stream: StreamId,
     },
+    /// Memory was mapped at device addresses that were reserved, at once and by the host: the bytes
+    /// come into being.
+    Map {
+        /// The bytes.
+        range: DeviceRange,
+    },
+    /// The memory was taken away from the addresses, at once and by the host: the bytes are gone.
+    Unmap {
+        /// The bytes.
+        range: DeviceRange,
+    },
     /// A copy from device to pinned memory.
     CopyOut {
         /// The bytes read.
@@ -265,7 +276,7 @@ impl Op {
             Op::Launch { kernel, stream } => Op::Launch { kernel, stream: bare(stream) },
             Op::Use { by: Actor::Stream(s), uses } => Op::Use { by: Actor::Stream(bare(s)), uses },
             Op::Name { storage, name, range } => Op::Name { storage: bare(storage), name, range },
-            Op::Use { .. } | Op::Sync => self,
+            Op::Map { .. } | Op::Unmap { .. } | Op::Use { .. } | Op::Sync => self,
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   bytes  Bytes                 range  DevicePtr, DeviceRange, PinnedPtr, PinnedRange
-//!   name   Name                  key    Key -> StreamId, EventId, StorageId -> Table<T> slot
+//!   name   Name                  key    Key -> StreamId, EventId, MemoryId, StorageId
 //! ```
 //!
 //! Everyone may use it.
@@ -19,7 +19,7 @@ mod near;
 mod range;
 
 pub use bytes::Bytes;
-pub use key::{EventId, Key, StorageId, StreamId, Table, next_owner};
+pub use key::{EventId, Key, MemoryId, StorageId, StreamId, Table, next_owner};
 pub use name::Name;
 pub use near::{IdMap, NearHasher};
 pub use range::{DevicePtr, DeviceRange, PinnedPtr, PinnedRange};

@@ -14,6 +14,8 @@ mod promises;
 #[cfg(all(feature = "cuda", target_os = "linux"))]
 #[path = "conformance/cuda_rig.rs"]
 mod cuda_rig;
+#[path = "conformance/mapping.rs"]
+mod mapping;
 #[path = "conformance/memory.rs"]
 mod memory;
 #[path = "conformance/order.rs"]

@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "edges/fixed.rs"]
+mod fixed;
 #[path = "edges/stories.rs"]
 mod stories;
 mod support;
@@ -19,6 +21,11 @@ use support::broken::{Fault, Plan, is_query};
 
 /// So many random schedules must show a fault again.
 const SCHEDULES: u64 = 10_000;
+
+/// Every road to every site.
+fn stories() -> impl Iterator<Item = &'static Story> {
+    STORIES.iter().chain(fixed::STORIES)
+}
 
 /// What one run showed.
 struct Shown {
@@ -35,14 +42,16 @@ fn run(story: &Story, plan: Option<Plan>, seed: u64) -> Shown {
     let (mut rig, reach) = Rig::broken(config, pool, (story.options)(), story.streams, plan);
     (story.run)(&mut rig);
     let hazards = rig.hazards();
-    lightering::backend::Backend::sync(&mut rig.sim).unwrap();
-    let wrong = rig.wrong.lock().unwrap().clone();
+    let synced = lightering::backend::Backend::sync(&mut rig.sim);
+    let mut wrong = rig.wrong.lock().unwrap().clone();
+    // Bytes unmapped under their users cost the device.
+    wrong.extend(synced.err().map(|lost| lost.to_string()));
     Shown { hazards, wrong, reach: reach.count() }
 }
 
 #[test]
 fn every_story_is_clean_as_long_as_nothing_is_broken() {
-    for story in STORIES {
+    for story in stories() {
         for seed in 0..300 {
             let shown = run(story, None, seed);
             assert!(shown.hazards.is_empty(), "{}: {:?}", story.name, shown.hazards);
@@ -93,7 +102,7 @@ fn no_site_can_be_lost_unseen() {
     let mut missed = Vec::new();
     let mut count = 0;
     println!("{:<19} {:<12} reach first of 100  again  bytes", "site", "fault");
-    for story in STORIES {
+    for story in stories() {
         let faults = if is_query(story.site) { Fault::OF_QUERIES } else { Fault::OF_WAITS };
         for fault in faults {
             let score = score(story, Plan { site: story.site, fault });
@@ -118,7 +127,7 @@ fn no_site_can_be_lost_unseen() {
         }
     }
     println!("{} of {count} losses flagged at first sight", count - missed.len());
-    for Story { site, name, unseen, .. } in STORIES {
+    for Story { site, name, unseen, .. } in stories() {
         if let Some(why) = unseen {
             println!("{site:?}: no bytes show that {name}: {why}");
         }
@@ -144,7 +153,7 @@ fn every_site_is_in_the_engine_and_has_a_story() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     for site in Site::ALL {
         let is_used = SOURCES.iter().any(|source| names(*site, &root.join(source)));
-        let has_story = STORIES.iter().any(|story| story.site == *site);
+        let has_story = stories().any(|story| story.site == *site);
         assert_eq!(is_used, has_story, "{site:?}: used {is_used}, has a story {has_story}");
     }
 }

@@ -193,6 +193,22 @@ fn device_bytes_that_a_capture_kept_from_going_go_later() {
 }
 
 #[test]
+fn device_bytes_that_a_capture_kept_from_going_go_at_shutdown_whatever_is_captured() {
+    let mut rig = lazy(FaultPlan::default(), bounds(), 1);
+    let theirs = rig.streams[0].here;
+    let storage = filled(&mut rig, 1);
+    rig.sim.inner().set_capturing(theirs, true).unwrap();
+    drop(storage);
+    rig.engine.step().unwrap();
+    rig.engine.shutdown().unwrap();
+    rig.sim.inner().set_capturing(theirs, false).unwrap();
+    rig.sim.sync().unwrap();
+    let memory = rig.sim.memory().unwrap();
+    assert_eq!(memory.free, memory.total, "nobody is left to free them");
+    rig.assert_right();
+}
+
+#[test]
 fn a_loss_met_on_the_way_back_from_a_refusal_is_what_the_verb_reports() {
     // The reader's wait is refused, and the undoing of its copy-in finds the device gone.
     let mut lost = 0;

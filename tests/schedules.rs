@@ -363,6 +363,13 @@ fn six_small_programs_are_right_in_every_order_there_is() {
     println!("{sum} orders of six programs, and no others");
 }
 
+#[test]
+fn bytes_at_a_fixed_address_are_right_in_every_order_there_is() {
+    let (orders, unmapped) = canonical::unmapped();
+    println!("{orders} orders; in {unmapped} the bytes are unmapped and come home");
+    assert!(0 < unmapped && unmapped < orders, "the device leaves the host no choice");
+}
+
 /// Is the loss of a site's order flagged in this run?
 fn is_flagged(seed: u64, broken: broken::Plan) -> bool {
     let plan = Plan::without_faults(seed);

@@ -25,7 +25,7 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 KINDS = ("gemm", "hbm")
 OWNED = tuple(f"{kind}-owned" for kind in KINDS)
-TOLD = ("link", "latency", "prefetch", "rows", "two", "scale", "pinned", "torch")
+TOLD = ("seam", "link", "latency", "prefetch", "rows", "two", "scale", "pinned", "torch")
 OFFLOAD, RAW, CHECKPOINT = "checkpoint+offload", "checkpoint+raw", "checkpoint"
 GROW = "checkpoint+grow"
 
@@ -178,7 +178,7 @@ def overlap(runs):
             for kind, lines in kinds.items()}
 
 
-def told(runs, asked, parts=("link", "pinned", "lend", "torch"), tables=TOLD):
+def told(runs, asked, parts=("seam", "link", "pinned", "lend", "torch"), tables=TOLD):
     """Figures that a program names itself, with all their pairs; variants that nothing is asked of
     are left out."""
     figures = {name: [] for name in asked if name.split(".")[0] in tables}

@@ -5,6 +5,7 @@
 #   measure.sh [-o FOLDER] [-t SECONDS] [-r] [PART...]
 #
 #   conformance  promises of the driver seam that CUDA keeps             at most  30 s
+#   seam         the host's time for the seam's verbs beside the driver's own calls   30 s
 #   calibrate    the device's figures, for the simulated device                  45 s
 #   train        what is compared in turn, there and back, in one process       200 s
 #   first        first steps: with pinned memory reserved, and with none          70 s
@@ -40,7 +41,8 @@ rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance calibrate train first overlap link pinned lend predict sanitizer figures)
+all=(conformance seam calibrate train first overlap link pinned lend predict sanitizer figures)
+parts_all=("${all[@]}")
 while getopts o:t:r option; do
     case $option in
         o) folder=$OPTARG ;;
@@ -68,7 +70,7 @@ links=(bandwidth-small bandwidth-large both cold latency urgent
     prefetch-0 prefetch-1 prefetch-2 prefetch-4 rows gemm batch scale two apart)
 for part in "${parts[@]}"; do
     words=" ${links[*]} "
-    case " conformance calibrate train first overlap link pinned lend predict sanitizer figures " in
+    case " ${parts_all[*]} " in
         *" ${part%%:*} "*) ;;
         *) echo "measure.sh: $part is no part: ${all[*]}" >&2 && exit 2 ;;
     esac
@@ -178,6 +180,16 @@ measure_conformance() {
     passed=$(sed 's/.* \([0-9]*\) passed.*/\1/' <<< "$counts")
     wrong=$(sed 's/.* \([0-9]*\) failed.*/\1/' <<< "$counts")
     record '' "test:conformance $promises" "{\"passed\": $passed, \"failed\": $wrong}"
+}
+
+measure_seam() {
+    local line code=0
+    run=$((run + 1))
+    program -- test-cuda_device --ignored --nocapture the_checks_of_a_verb || code=$?
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
+    while read -r line; do
+        record '' 'test:cuda_device --ignored --nocapture the_checks_of_a_verb' "$line"
+    done < <(grep -o '{"figure".*}$' "$scratch/out")
 }
 
 measure_calibrate() {
@@ -344,7 +356,7 @@ for part in "${parts[@]}"; do
     [ "${part#*:}" = "$part" ] || measures=${part#*:}
     part=${part%%:*}
     case $part in
-        conformance) seconds=30 ;;
+        conformance | seam) seconds=30 ;;
         calibrate | predict) seconds=45 ;;
         train) seconds=200 ;;
         overlap | first) seconds=70 ;;

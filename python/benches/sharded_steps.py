@@ -31,6 +31,7 @@ import torch.multiprocessing
 from clock import clean, interval, ratio, visit, wait
 from judge import judge
 from output import Output, gigabytes, percent
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from ways import WAYS, Missing, load, versions
 from workloads import WORKLOADS, Built, Workload, build
@@ -49,10 +50,12 @@ def sharded(device: torch.device, small: bool) -> Built:
     """The model with each layer and the root sharded; bf16 weights, reduced in fp32."""
     built = build(workload(), device, small)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # Named: where there is a GPU it would be taken, be the ranks on it or not.
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     layers: Any = built.model.layers
     for layer in layers:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(built.model, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(built.model, mesh=mesh, mp_policy=policy)
     return built
 
 

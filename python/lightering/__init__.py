@@ -21,6 +21,7 @@ from ._native import (
     OverBudget,
     Unavailable,
     Usage,
+    __version__,
 )
 from .engine import Engine
 
@@ -36,4 +37,5 @@ __all__ = [
     "OverBudget",
     "Unavailable",
     "Usage",
+    "__version__",
 ]

@@ -51,10 +51,14 @@ class ResidentStorages:
         if not isinstance(tensor, torch.Tensor):
             return False
         if is_plain(tensor):
-            return identity(tensor) in self._known
+            return self.has(tensor.untyped_storage())
         # Such as a sparse one, which has no storage: it is no parameter's.
         flat = flatten(tensor)
         return flat is not None and any(identity(leaf) in self._known for leaf in flat.leaves)
+
+    def has(self, storage: torch.UntypedStorage) -> bool:
+        """Whether this storage has to stay, where the set is known."""
+        return weakref.ref(storage) in self._known
 
     def __len__(self) -> int:
         """How many living storages are known."""
@@ -180,4 +184,7 @@ def is_weight(tensor: torch.Tensor) -> bool:
     base = tensor._base if tensor._is_view() else tensor
     if base is None:
         return False
-    return isinstance(base, torch.nn.Parameter) or (base.requires_grad and base.is_leaf)
+    if base.requires_grad and base.is_leaf:
+        return True
+    # Asking whether a plain tensor is a parameter calls Python, and it never is one.
+    return type(base) is not torch.Tensor and isinstance(base, torch.nn.Parameter)

@@ -20,6 +20,10 @@ from typing import Any, cast
 
 import torch
 
+# Looked up once: they are asked for each saved tensor.
+_Tensor, _strided = torch.Tensor, torch.strided
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
 # These have no bytes.
 _UNFIT = ("FakeTensor", "FunctionalTensor")
 
@@ -50,13 +54,13 @@ class Flattened:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor itself holds its bytes: dense, strided, no subclass, no transform's."""
-    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+    if type(tensor) is not _Tensor and type(tensor) is not torch.nn.Parameter:
         return False
     return (
-        tensor.layout is torch.strided
+        tensor.layout is _strided
         and not tensor.is_quantized
         # Inside vmap and grad a tensor is a wrapper without a storage.
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not _is_wrapped(tensor)
     )
 
 

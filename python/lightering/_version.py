@@ -31,6 +31,24 @@ def _empty(like: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of no bytes that shares the version counter of a plain one, which has one."""
+    shared = tensor.detach()
+    # Takes the bytes away and leaves the counter, which is the detached tensor's own slot.
+    shared.data = _empty(tensor)
+    return shared
+
+
+def edited(shared: torch.Tensor, seen: int, shape: torch.Size) -> RuntimeError:
+    """What autograd raises where a tensor of this shape was edited in place after it was saved."""
+    kind = f"a {shared.dtype} of shape {list(shape)} on {shared.device}"
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: {kind} is at version {shared._version}; expected version {seen} instead. It "
+        "was saved for backward and moved off its device; edit a clone of it, or out of place"
+    )
+
+
 class VersionProbe:
     """Follows the in-place edits of one tensor, its views and its base."""
 
@@ -38,11 +56,8 @@ class VersionProbe:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         """Takes the version of now as the saved one. ``tensor`` is a plain one with a counter."""
-        shared = tensor.detach()
-        # Takes the bytes away and leaves the counter, which is the detached tensor's own slot.
-        shared.data = _empty(tensor)
-        self._shared = shared
-        self._seen = shared._version
+        self._shared = share(tensor)
+        self._seen = self._shared._version
         self._shape = tensor.shape
 
     def changed(self) -> bool:
@@ -55,15 +70,8 @@ class VersionProbe:
         Raises:
             RuntimeError: the tensor was edited in place after it was saved.
         """
-        version = self._shared._version
-        if version == self._seen:
-            return
-        kind = f"a {self._shared.dtype} of shape {list(self._shape)} on {self._shared.device}"
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: {kind} is at version {version}; expected version {self._seen} instead. It "
-            "was saved for backward and moved off its device; edit a clone of it, or out of place"
-        )
+        if self.changed():
+            raise edited(self._shared, self._seen, self._shape)
 
 
 def probe(tensor: torch.Tensor) -> VersionProbe | None:

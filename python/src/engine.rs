@@ -15,8 +15,7 @@
 
 use crate::errors::raised;
 use crate::host::Host;
-use crate::size::{size, size_or_auto};
-use crate::{pool, stats};
+use crate::{pool, process, stats};
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{Backend, Spec};
 use lightering::pinned::Reservation;
@@ -80,7 +79,7 @@ impl Body {
     }
 
     fn is_here(&self) -> bool {
-        self.process == std::process::id()
+        self.process == process::number()
     }
 }
 
@@ -121,7 +120,8 @@ impl At<'_> {
 
     /// Every storage whose device bytes may be dropped now. Of one stream alone, in its order;
     /// where there are several the engine names only what is done for all of them.
-    pub(crate) fn sweep(&mut self) -> Result<Vec<u64>> {
+    pub(crate) fn sweep(&mut self) -> Result<Option<Vec<u64>>> {
+        // Takes no memory while it is empty.
         let mut gone = Vec::new();
         for index in 0..self.desk.streams.len() {
             loop {
@@ -137,7 +137,12 @@ impl At<'_> {
                 }
             }
         }
-        Ok(gone)
+        Ok((!gone.is_empty()).then_some(gone))
+    }
+
+    /// The storage that should be fetched next for readers on a stream, and its bytes.
+    pub(crate) fn wanted(&mut self, compute: StreamId) -> Result<Option<(u64, u64)>> {
+        Ok(self.engine.wanted(compute)?.map(|(id, len)| (number(id), len.0)))
     }
 
     /// A storage's device bytes are used by nothing any more.
@@ -168,34 +173,27 @@ pub(crate) struct Engine {
 
 #[pymethods]
 impl Engine {
+    /// Values that were checked: Python's part of the package says which are allowed.
     #[new]
-    #[pyo3(signature = (device = "auto", pinned_bytes = None, unreleased_bytes = None,
-                        prefetch_bytes = None, *, prefetch_count = 8, streams = 64,
-                        time_stalls = false, verify = false, seed = None))]
+    #[pyo3(signature = (device, pinned_bytes, unreleased_bytes, prefetch_bytes, *, prefetch_count,
+                        streams, time_stalls, verify, seed))]
     #[allow(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
         py: Python<'_>,
         device: &str,
-        pinned_bytes: Option<&Bound<'_, PyAny>>,
-        unreleased_bytes: Option<&Bound<'_, PyAny>>,
-        prefetch_bytes: Option<&Bound<'_, PyAny>>,
+        pinned_bytes: Option<u64>,
+        unreleased_bytes: u64,
+        prefetch_bytes: u64,
         prefetch_count: usize,
         streams: usize,
         time_stalls: bool,
         verify: bool,
         seed: Option<u64>,
     ) -> PyResult<Engine> {
-        let sized = |value: Option<&Bound<'_, PyAny>>, name: &str| match value {
-            Some(value) => size(value, name),
-            None => Ok(Bytes::mib(512)),
-        };
-        let asked = match pinned_bytes {
-            Some(value) => size_or_auto(value, "pinned_bytes")?,
-            None => None,
-        };
+        let asked = pinned_bytes.map(Bytes);
         let options = Options {
-            unreleased_bytes_max: sized(unreleased_bytes, "unreleased_bytes")?,
-            prefetch_bytes_max: sized(prefetch_bytes, "prefetch_bytes")?,
+            unreleased_bytes_max: Bytes(unreleased_bytes),
+            prefetch_bytes_max: Bytes(prefetch_bytes),
             prefetch_count_max: prefetch_count,
             // Each context has a policy of its own.
             keep_last_count: 0,
@@ -225,9 +223,8 @@ impl Engine {
 
     /// Page-locks what is missing for `bytes` to be free; in the background it returns at once.
     /// Returns how many bytes were, or will be, page-locked.
-    #[pyo3(signature = (bytes, background = false))]
-    fn reserve(&self, py: Python<'_>, bytes: &Bound<'_, PyAny>, background: bool) -> PyResult<u64> {
-        let len = size(bytes, "bytes")?;
+    fn reserve(&self, py: Python<'_>, bytes: u64, background: bool) -> PyResult<u64> {
+        let len = Bytes(bytes);
         // Page-locking takes seconds: not under the engine's lock.
         let pool = self.body.call(py, "reserve", |at| Ok(at.engine.pool().clone()))?;
         if !background {
@@ -243,10 +240,19 @@ impl Engine {
 
     /// What the engine did and holds, by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (stats, progress) = self.body.call(py, "stats", |at| {
-            Ok((at.engine.stats(), at.desk.reservation.as_ref().map(Reservation::progress)))
+        let (stats, quota, progress) = self.body.call(py, "stats", |at| {
+            let progress = at.desk.reservation.as_ref().map(Reservation::progress);
+            Ok((at.engine.stats(), at.engine.pinned_quota(), progress))
         })?;
-        stats::dict(py, &stats, progress.as_ref())
+        stats::dict(py, &stats, quota, progress.as_ref())
+    }
+
+    /// Readers that had to wait so far, and for how many seconds.
+    fn stalls(&self, py: Python<'_>) -> PyResult<(u64, f64)> {
+        self.body.call(py, "stats", |at| {
+            let stats = at.engine.stats();
+            Ok((stats.stalls, stats.stall_time.as_secs_f64()))
+        })
     }
 
     /// Sets both windows, in bytes.
@@ -266,7 +272,7 @@ impl Engine {
     }
 
     /// Storages whose device bytes may be dropped now.
-    fn sweep(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+    fn sweep(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
         self.body.call(py, "sweep", |at| at.sweep())
     }
 
@@ -283,7 +289,7 @@ impl Engine {
     }
 
     /// The streams named so far wait for every copy out; then as `sweep`.
-    fn flush(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+    fn flush(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
         self.body.call(py, "flush", |at| {
             at.engine.step()?;
             for index in 0..at.desk.streams.len() {
@@ -301,7 +307,7 @@ impl Engine {
     fn wanted(&self, py: Python<'_>, stream: usize) -> PyResult<Option<(u64, u64)>> {
         self.body.call(py, "wanted", |at| {
             let compute = at.stream(stream)?;
-            Ok(at.engine.wanted(compute)?.map(|(id, len)| (number(id), len.0)))
+            at.wanted(compute)
         })
     }
 
@@ -356,7 +362,7 @@ fn open(spec: Spec, asked: Option<Bytes>, options: Options, seed: Option<u64>) -
     let device = format!("{kind}:{}", about.device.0);
     let shared = Shared::new(Inner::new(backend, &pool, options)?);
     let desk = Mutex::default();
-    Ok(Body { shared, desk, host, device, process: std::process::id() })
+    Ok(Body { shared, desk, host, device, process: process::number() })
 }
 
 /// A world of its own, in which the seed chooses every order.

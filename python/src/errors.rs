@@ -10,7 +10,7 @@
 //!
 //! The files of this crate use it.
 
-use lightering::{Error as EngineError, Kind, Misuse};
+use lightering::{Error as EngineError, Kind};
 use pyo3::create_exception;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -61,9 +61,4 @@ pub(crate) fn raised(error: EngineError) -> PyErr {
         Kind::Closed => Closed::new_err(text),
         _ => Error::new_err(text),
     }
-}
-
-/// A call that was wrong, with the reason in words.
-pub(crate) fn refused(op: &'static str, why: String) -> PyErr {
-    raised(EngineError::usage(Misuse::BadValue, op).detail(why))
 }

@@ -17,25 +17,39 @@ mod engine;
 mod errors;
 mod host;
 mod pool;
+mod process;
 mod saved;
 mod size;
 mod stats;
 
+use lightering::backend::Spec;
+use lightering::policy::Kept;
 use pyo3::prelude::*;
 
 /// What Python imports.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("HOST_STREAM", lightering::backend::sim::HOST_STREAM)?;
+    module.add("KEPT", Kept::ALL.map(Kept::words))?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<saved::Saved>()?;
     module.add_class::<saved::Lease>()?;
     module.add_function(wrap_pyfunction!(bytes_of, module)?)?;
+    module.add_function(wrap_pyfunction!(device, module)?)?;
+    process::watch_forks(module)?;
     errors::register(module)
 }
 
-/// A size in bytes, from an int or text.
+/// A size in bytes, from an int or text; `name` is the argument's.
 #[pyfunction(name = "size")]
-fn bytes_of(size: &Bound<'_, PyAny>) -> PyResult<u64> {
-    crate::size::size(size, "size").map(|bytes| bytes.0)
+fn bytes_of(size: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    crate::size::size(size, name)
+}
+
+/// A device's name in full, such as "cuda:0" for "cuda".
+#[pyfunction]
+fn device(name: &str) -> PyResult<String> {
+    let spec: Spec = name.parse().map_err(errors::raised)?;
+    Ok(spec.to_string())
 }

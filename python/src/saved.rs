@@ -7,9 +7,9 @@
 //! device bytes are named by a later sweep.
 //!
 //! ```text
-//!   pack(address, bytes, stream) -> Lease, what left, what may be dropped
+//!   pack(address, bytes, stream) -> Lease, its number, what left, what may be dropped
 //!   unpack(lease, stream) -> ready, or take room and refill(lease, address, stream)
-//!   wanted(stream) -> number, bytes -> prefetch(number, address, stream)
+//!     `-> wanted: number, bytes -> prefetch(lease, address, stream) -> wanted
 //! ```
 //!
 //! Python's part of the package uses it.
@@ -38,15 +38,6 @@ impl Lease {
     }
 }
 
-#[pymethods]
-impl Lease {
-    /// The storage's number, by which sweeps name it.
-    #[getter]
-    fn number(&self) -> u64 {
-        number(self.id())
-    }
-}
-
 /// What a context packed: its own policy over a shared engine.
 #[pyclass(frozen, module = "lightering._native")]
 #[derive(Debug)]
@@ -61,8 +52,14 @@ impl Saved {
     }
 }
 
-/// A lease, which storage left and how, what may be dropped, and an eviction's error.
-type Packed = (Lease, Option<(u64, &'static str)>, Vec<u64>);
+/// A lease and its number, which storage left and how, what may be dropped.
+type Packed = (Lease, u64, Option<(u64, &'static str)>, Gone);
+
+/// Storages whose device bytes may be dropped; `None` for none, as mostly.
+type Gone = Option<Vec<u64>>;
+
+/// The storage that should be fetched next, and its bytes.
+type Wanted = Option<(u64, u64)>;
 
 #[pymethods]
 impl Saved {
@@ -100,53 +97,71 @@ impl Saved {
                     return Err(error);
                 }
             };
+            let number = number(storage.id());
             at.keep(storage.id(), range);
             let left = match left {
-                Ok(left) => left.map(|(id, became)| (number(id), words(became))),
+                Ok(left) => left.map(|(id, became)| (crate::engine::number(id), words(became))),
                 Err(error) if error.is_lost() => return Err(error),
                 // It stays where it is: nothing is lost but the room it takes.
-                Err(_) => Some((number(storage.id()), "refused")),
+                Err(_) => Some((number, "refused")),
             };
             let gone = at.sweep()?;
-            Ok((Lease { storage }, left, gone))
+            Ok((Lease { storage }, number, left, gone))
         })
     }
 
-    /// Are the bytes there for a reader on `stream`? And what may be dropped.
-    fn unpack(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<(bool, Vec<u64>)> {
+    /// Are the bytes there for a reader on `stream`? What may be dropped; and, where they are, what
+    /// should be fetched next.
+    fn unpack(
+        &self,
+        py: Python<'_>,
+        lease: &Lease,
+        stream: usize,
+    ) -> PyResult<(bool, Gone, Wanted)> {
         self.body.call(py, "unpack", |at| {
             let compute = at.stream(stream)?;
             let acquired = self.lock().unpack(at.engine, lease.id(), compute)?;
-            Ok((matches!(acquired, Acquire::Ready(_)), at.sweep()?))
+            let is_ready = matches!(acquired, Acquire::Ready(_));
+            let gone = at.sweep()?;
+            let wanted = if is_ready { at.wanted(compute)? } else { None };
+            Ok((is_ready, gone, wanted))
         })
     }
 
-    /// Brings the bytes to `address`, where room was taken in the order of `stream`.
-    fn refill(&self, py: Python<'_>, lease: &Lease, address: u64, stream: usize) -> PyResult<()> {
+    /// Brings the bytes to `address`, where room was taken in the order of `stream`. Returns what
+    /// should be fetched next.
+    fn refill(
+        &self,
+        py: Python<'_>,
+        lease: &Lease,
+        address: u64,
+        stream: usize,
+    ) -> PyResult<Wanted> {
         let (id, len) = (lease.id(), lease.storage.len());
         self.body.call(py, "refill", |at| {
             let compute = at.stream(stream)?;
             let target = range(address, len.0)?;
-            into(at, id, target, |at| at.engine.refill(id, target, compute).map(drop))
+            into(at, id, target, |at| at.engine.refill(id, target, compute).map(drop))?;
+            at.wanted(compute)
         })
     }
 
-    /// Fetches it to `address`, where room was taken in the order of `stream`. Says whether it did;
-    /// where not, nothing is lost: its reader will ask.
+    /// Fetches it to `address`, where room was taken in the order of `stream`. Says whether it did,
+    /// and what should be fetched next; where not, nothing is lost: its reader will ask.
     fn prefetch(
         &self,
         py: Python<'_>,
         lease: &Lease,
         address: u64,
         stream: usize,
-    ) -> PyResult<bool> {
+    ) -> PyResult<(bool, Wanted)> {
         let (id, len) = (lease.id(), lease.storage.len());
         self.body.call(py, "prefetch", |at| {
             let compute = at.stream(stream)?;
             let target = range(address, len.0)?;
             match into(at, id, target, |at| at.engine.prefetch(id, target, compute)) {
-                Ok(()) => Ok(true),
-                Err(error) if error.is_retryable() => Ok(false),
+                Ok(()) => Ok((true, at.wanted(compute)?)),
+                Err(error) if error.is_retryable() => Ok((false, None)),
                 Err(error) => Err(error),
             }
         })

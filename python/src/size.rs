@@ -2,41 +2,38 @@
 //!
 //! What it is not: a size of a tensor; those come as plain ints.
 //!
-//! Invariant: what is no size is refused with the text and the argument's name.
+//! Invariant: what is no size is refused with the value and the argument's name.
 //!
 //! ```text
-//!   512, "512MiB", "1.5GiB" -> Bytes        True, -1, 1.5, "many" -> Usage
+//!   512, "512MiB", "1.5GiB" -> Bytes    True, 1.5, None -> TypeError    -1, "many" -> ValueError
 //! ```
 //!
-//! The files of this crate use it.
+//! Python's part of the package uses it, through the crate's root.
 
-use crate::errors::refused;
 use lightering::Bytes;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt, PyString};
+use pyo3::types::{PyBool, PyString};
 
-/// A size, or `None` for the word "auto".
-pub(crate) fn size_or_auto(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Bytes>> {
-    match value.cast::<PyString>() {
-        Ok(text) if text.to_cow()?.trim() == "auto" => Ok(None),
-        _ => size(value, name).map(Some),
-    }
-}
-
-/// A size.
-pub(crate) fn size(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Bytes> {
-    let wrong = || {
+/// A size in bytes.
+pub(crate) fn size(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
+    let text = || {
         let shown = value.repr().map(|repr| repr.to_string()).unwrap_or_default();
-        refused("size", format!("{name}={shown} is no size; say 1073741824 or \"1GiB\""))
+        format!(
+            "{name}={shown}: a size in bytes: an int of 0 or more, under 2 ** 64, or text such as \
+             \"512MiB\" or \"1.5GiB\""
+        )
     };
     if value.is_instance_of::<PyBool>() {
-        return Err(wrong());
+        return Err(PyTypeError::new_err(text()));
     }
-    if value.is_instance_of::<PyInt>() {
-        return value.extract::<u64>().map(Bytes).map_err(|_| wrong());
+    if let Ok(said) = value.cast::<PyString>() {
+        let parsed = said.to_cow()?.parse::<Bytes>();
+        return parsed.map(|bytes| bytes.0).map_err(|_| PyValueError::new_err(text()));
     }
-    match value.cast::<PyString>() {
-        Ok(text) => text.to_cow()?.parse::<Bytes>().map_err(|_| wrong()),
-        Err(_) => Err(wrong()),
-    }
+    // Whatever counts as an int: numpy's do, floats do not.
+    let Ok(number) = value.call_method0("__index__") else {
+        return Err(PyTypeError::new_err(text()));
+    };
+    number.extract::<u64>().map_err(|_| PyValueError::new_err(text()))
 }

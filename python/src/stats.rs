@@ -10,9 +10,9 @@
 //!
 //! The engine's door uses it.
 
-use lightering::Stats;
 use lightering::pinned::{Progress, State};
 use lightering::policy::Kept;
+use lightering::{Bytes, Stats};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -20,6 +20,7 @@ use pyo3::types::PyDict;
 pub(crate) fn dict<'py>(
     py: Python<'py>,
     stats: &Stats,
+    (held, quota): (Bytes, Bytes),
     reserving: Option<&Progress>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
@@ -45,6 +46,9 @@ pub(crate) fn dict<'py>(
         ("in_in_flight_bytes", stats.in_in_flight_bytes),
         ("verified_count", stats.verified_count),
         ("corrupt_count", stats.corrupt_count),
+        ("unverified_count", stats.unverified_count),
+        ("pinned_engine_bytes", held.0),
+        ("pinned_engine_budget_bytes", quota.min(stats.pinned.budget).0),
         ("pinned_bytes", stats.pinned.pinned.0),
         ("pinned_budget_bytes", stats.pinned.budget.0),
         ("pinned_lent_bytes", stats.pinned.lent.0),

@@ -11,3 +11,19 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 torch.set_num_threads(1)
+
+import pytest
+from lightering.torch import _reasons, _report
+
+
+@pytest.fixture(autouse=True)
+def only_documented_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test does, a tensor stays for a reason that a user can look up."""
+    for name in ("stay", "keep"):
+        count = getattr(_report.Counts, name)
+
+        def counted(self, what, why, count=count):
+            assert why.partition(":")[0] in _reasons.REASONS, f"{why!r} is not documented"
+            count(self, what, why)
+
+        monkeypatch.setattr(_report.Counts, name, counted)

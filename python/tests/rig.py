@@ -55,7 +55,9 @@ class Rig:
         gc.collect()
         self.engine.drain()
         self.desk.flush()
+        # Where several streams are in use a flush asks after marks that it set just then.
         self.engine.drain()
+        self.desk.flush()
         stats = self.engine.stats()
         assert self.desk.live_count == 0, "saved storages are still held"
         assert self.desk.held_bytes == 0, "device bytes are still held"

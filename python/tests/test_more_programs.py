@@ -18,7 +18,7 @@ import pytest
 import rig as rigs
 import torch
 from harness import Way, compare, loss_of
-from lightering.torch import _context, offload_wrapper
+from lightering.torch import _warn, offload_wrapper
 from lightering.torch import report as report_of_wrappers
 from rig import rig  # noqa: F401
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -26,7 +26,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 @pytest.fixture(autouse=True)
 def warned_anew(monkeypatch):
-    monkeypatch.setattr(_context, "_told", set())
+    monkeypatch.setattr(_warn, "_told", set())
 
 
 def wrapped(rig, model):  # noqa: F811
@@ -126,7 +126,10 @@ def test_a_pipeline_of_micro_batches_may_finish_in_any_order(rig):  # noqa: F811
         return losses
 
     for how in ("none", "positional", "keyword"):
-        compare(lambda how=how: models.moe(rig.device, checkpoint=how), pipeline,
+        # As in test_gradients.py: torch does not keep a GPU's random state for keywords.
+        drops = {"dropout": 0.0} if how == "keyword" and rig.kind == "cuda" else {}
+        compare(lambda how=how, drops=drops: models.moe(rig.device, checkpoint=how, **drops),
+                pipeline,
                 Way("saved", rig.saved), Way("hidden", rig.hidden),
                 Way("hidden, three stay", lambda: rig.hidden(keep_last=3)))
 
@@ -195,7 +198,7 @@ def test_a_mode_of_layer_inputs_around_a_model_that_checkpoints_nothing_says_so(
             loss_of(model).backward()
     # Neither an evaluation is a mistake, nor a context around a backward alone, whose recompute
     # saves tensors.
-    _context._told.clear()
+    _warn._told.clear()
     checkpointed = models.dense(rig.device, checkpoint="reentrant")
     with context:
         loss = loss_of(checkpointed)

@@ -23,17 +23,20 @@
 //! * A copy reads its source and writes its target at any time between its start and its end, in
 //!   any order of pieces. Nobody may touch the target, or write the source, meanwhile.
 //! * `free_device(p, s)` takes effect when `s` gets there; the bytes may then be given to anybody.
+//! * `map_memory` and `unmap_memory` are in no stream's order: they take effect at once. The bytes
+//!   are undefined when mapped; a use of them that the host does not know done is a fault when they
+//!   are unmapped, as on an address where nothing is mapped.
 //! * A driver fault is reported by whichever verb comes next, and by every verb after that.
 //!
 //! The engine, examples and tests may use it; nothing below the engine's floors does, except the
 //! backends themselves.
 //!
-//! [`Kind::Lost`]: crate::Kind::Lost
 //! [`Misuse::FreshEvent`]: crate::Misuse::FreshEvent
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod kernel;
+mod mapping;
 mod open;
 pub mod pattern;
 pub(crate) mod ranges;
@@ -44,10 +47,10 @@ pub use kernel::{Arg, Cost, Grid, HostArgs, Kernel, Work};
 pub use open::{Opened, Spec, open};
 pub use ranges::Listening;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Missing, Result};
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{
-    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, PinnedPtr, PinnedRange, StreamId,
+    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, MemoryId, PinnedPtr, PinnedRange, StreamId,
 };
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -75,7 +78,7 @@ pub struct Memory {
     pub free: Bytes,
     /// All there is.
     pub total: Bytes,
-    /// Taken through this backend's `alloc_device` and not given back yet.
+    /// Taken through this backend's `alloc_device` and `create_memory` and not given back yet.
     pub allocated: Bytes,
     /// The most that `allocated` ever was, since the start or the last `reset_peak`.
     pub peak: Bytes,
@@ -122,7 +125,7 @@ fn each(
 /// One device. Object safe; see the module's text for the ordering contract.
 ///
 /// # Errors
-/// Every verb: [`Kind::Lost`](crate::Kind::Lost) once a fatal driver error was seen; `Usage`
+/// Every verb: [`Kind::Lost`] once a fatal driver error was seen; `Usage`
 /// for handles that are stale or foreign, refused before anything is enqueued.
 pub trait Backend: Send {
     /// What the device is.
@@ -142,6 +145,73 @@ pub trait Backend: Send {
 
     /// Gives the bytes that [`Backend::alloc_device`] returned back, in the order of stream `on`.
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()>;
+
+    /// What lengths of [`Backend::reserve_range`] and [`Backend::create_memory`] are multiples of.
+    ///
+    /// # Errors
+    /// `Unavailable(Mapping)` where the device cannot map memory; so do all verbs of mapping.
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        Err(cannot_map("map_granularity"))
+    }
+
+    /// Reserves addresses. Nothing is there until memory is mapped.
+    ///
+    /// # Errors
+    /// `OutOfMemory` where none are left; `Usage` for a length that is no multiple of the
+    /// granularity, or zero.
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        let _ = len;
+        Err(cannot_map("reserve_range"))
+    }
+
+    /// Gives addresses back; `range` is what [`Backend::reserve_range`] returned.
+    ///
+    /// # Errors
+    /// `Usage(State)` where memory is mapped there.
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        let _ = range;
+        Err(cannot_map("release_range"))
+    }
+
+    /// Takes physical memory of the device, which has no address yet. What was freed in the order
+    /// of a stream serves once the stream got there.
+    ///
+    /// # Errors
+    /// As [`Backend::reserve_range`].
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        let _ = len;
+        Err(cannot_map("create_memory"))
+    }
+
+    /// Gives physical memory back to the device.
+    ///
+    /// # Errors
+    /// `Usage(State)` while it is mapped.
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        let _ = memory;
+        Err(cannot_map("close_memory"))
+    }
+
+    /// Maps memory, one behind the other, over all of a reserved range, at once, for this device to
+    /// read and write.
+    ///
+    /// # Errors
+    /// `Usage(State)` where something is mapped there already, or some of the memory elsewhere;
+    /// `Usage(LengthMismatch)` where it does not fill the range.
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        let _ = (range, memory);
+        Err(cannot_map("map_memory"))
+    }
+
+    /// Takes the memory away from a reserved range, at once: it can be mapped anew, there or
+    /// elsewhere. Everything that uses the bytes is known done.
+    ///
+    /// # Errors
+    /// `Usage(State)` where nothing is mapped.
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        let _ = range;
+        Err(cannot_map("unmap_memory"))
+    }
 
     /// Names a stream that somebody else owns, by its raw driver handle. It is never destroyed
     /// here. Its owner keeps it alive until it is closed here: a driver looks behind the number,
@@ -226,7 +296,11 @@ pub trait Backend: Send {
     /// Is the stream being captured into a graph?
     fn capturing(&mut self, stream: StreamId) -> Result<bool>;
 
-    /// Waits until everything enqueued on the device is done. Tests and shutdown only.
+    /// Waits until everything enqueued on the device through this backend is done. Other users of
+    /// the device may be waited for as well. Tests and shutdown only.
+    ///
+    /// # Errors
+    /// `Usage(Capturing)` where one of its streams is being captured.
     fn sync(&mut self) -> Result<()>;
 
     /// Who page-locks host memory for this device (and every other of its kind).
@@ -234,6 +308,11 @@ pub trait Backend: Send {
 
     /// Who answers, from any thread, whether an event of this backend is done.
     fn fence(&self) -> Arc<dyn Fence>;
+}
+
+/// The refusal of a device that cannot map memory.
+fn cannot_map(op: &'static str) -> Error {
+    Error::new(Kind::Unavailable(Missing::Mapping), op)
 }
 
 /// Page-locks host memory for every device of one kind. Shared by the threads of a process.

@@ -14,7 +14,8 @@ use super::{About, Arg, Backend, BatchFailed, Fence, Grid, Kernel, Memory, Piece
 use crate::error::Result;
 use crate::trace::{Actor, Counters, Op, Record, Ring, Site, Use};
 use crate::unit::{
-    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Name, PinnedRange, StorageId, StreamId,
+    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, MemoryId, Name, PinnedRange, StorageId,
+    StreamId,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -135,6 +136,36 @@ impl<B: Backend> Backend for Traced<B> {
         // The driver knows the length; the checker finds it by the address of the allocation.
         let range = DeviceRange::new(at, Bytes::ZERO).unwrap_or_default();
         self.done(Op::Free { range, stream: on }, result)
+    }
+
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        self.inner.map_granularity()
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        self.inner.reserve_range(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        self.inner.release_range(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        self.inner.create_memory(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        self.inner.close_memory(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        let result = self.inner.map_memory(range, memory);
+        self.done(Op::Map { range }, result)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        let result = self.inner.unmap_memory(range);
+        self.done(Op::Unmap { range }, result)
     }
 
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
@@ -292,6 +323,34 @@ impl Backend for Box<dyn Backend> {
 
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()> {
         (**self).free_device(at, on)
+    }
+
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        (**self).map_granularity()
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        (**self).reserve_range(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        (**self).release_range(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        (**self).create_memory(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        (**self).close_memory(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        (**self).map_memory(range, memory)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        (**self).unmap_memory(range)
     }
 
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {

@@ -55,7 +55,7 @@ impl Engine {
         self.policy.forget(id);
         let range = match (state, owner) {
             (Residency::Evicted(_), Owner::Framework) => return Ok(Acquire::NeedsRoom(len)),
-            (Residency::Evicted(_), Owner::Engine) => {
+            (Residency::Evicted(_), Owner::Engine | Owner::Fixed) => {
                 self.refill_owned(id, on)?;
                 self.serve(id, on)?
             }
@@ -71,7 +71,7 @@ impl Engine {
             }
             Residency::Evicted(_) | Residency::Lost => {}
         }
-        if owner == Owner::Engine {
+        if owner != Owner::Framework {
             self.prefetch_owned(on)?;
         }
         Ok(Acquire::Ready(range))
@@ -100,8 +100,8 @@ impl Engine {
         let slot = self.slots.get_mut(id.0, "acquire")?;
         slot.become_(Residency::Resident);
         slot.ticket = 0;
-        let (home, len) = (slot.home, slot.len);
-        self.ledgers[home].unreleased_bytes -= len;
+        let (home, owner, len) = (slot.home, slot.owner, slot.len);
+        self.ledgers[home].leave(owner, len);
         self.stats.forwarded_count += 1;
         Ok(())
     }

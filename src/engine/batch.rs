@@ -17,7 +17,7 @@
 use super::Engine;
 use super::tables::Table;
 use crate::backend::{Arg, Backend, Piece};
-use crate::copy::{CopyFailed, End, Job};
+use crate::copy::{CopyFailed, End, Job, Left};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::pack::{self, Item, Layout, PACK, Part, Strip, UNPACK};
 use crate::pinned::Block;
@@ -108,13 +108,21 @@ impl Engine {
         self.after.clear();
         match submitted {
             Ok(out) => Ok(Batch { block, name, len, shape, out, last_in: None }),
-            Err(failed) => {
-                let last_use = failed.end.as_ref().map(|end| end.point.clone()).or(reused);
-                self.give_back(block, last_use)?;
-                if let Some(end) = failed.end {
-                    self.pass(&end.point, compute, Site::ReleaseWait)?;
+            Err(CopyFailed { error, left }) => {
+                let error = error.at(name).bytes(len);
+                match left {
+                    Left::Nothing => self.give_back(block, reused)?,
+                    Left::Until(end) => {
+                        self.give_back(block, Some(end.point.clone()))?;
+                        self.pass(&end.point, compute, Site::ReleaseWait)?;
+                    }
+                    Left::Unmarked => {
+                        // The block is dropped, and so in quarantine.
+                        self.stats.leaked_on_purpose_bytes += len.0;
+                        return Err(self.give_up(&error));
+                    }
                 }
-                self.seen(Err(failed.error.at(name).bytes(len)))
+                self.seen(Err(error))
             }
         }
     }
@@ -125,7 +133,7 @@ impl Engine {
         on: usize,
         reused: &Option<Point>,
     ) -> std::result::Result<End, CopyFailed> {
-        let refused = |error| CopyFailed { error, end: None };
+        let refused = CopyFailed::before;
         let compute = self.ledgers[on].stream;
         self.after.clear();
         self.note_items(compute, Access::Write).map_err(refused)?;
@@ -223,23 +231,27 @@ impl Engine {
         }
         let submitted = self.submit_scatter(batch, on);
         self.after.clear();
-        let (end, error) = match submitted {
-            Ok(end) => (Some(end), None),
-            Err(CopyFailed { end, error }) => (end, Some(error)),
+        let (left, error) = match submitted {
+            Ok(end) => (Left::Until(end), None),
+            Err(CopyFailed { left, error }) => (left, Some(error.at(name).bytes(len))),
         };
-        if let Some(end) = end {
-            batch.last_in = Some(end.point.clone());
-            let site = if error.is_some() { Site::FreeAfterCopyIn } else { Site::ReaderWait };
-            self.pass(&end.point, compute, site)?;
+        match (left, &error) {
+            (Left::Until(end), _) => {
+                batch.last_in = Some(end.point.clone());
+                let site = if error.is_some() { Site::FreeAfterCopyIn } else { Site::ReaderWait };
+                self.pass(&end.point, compute, site)?;
+            }
+            (Left::Unmarked, Some(error)) => return Err(self.give_up(error)),
+            (Left::Unmarked | Left::Nothing, _) => {}
         }
         match error {
-            Some(error) => self.seen(Err(error.at(name).bytes(len))),
+            Some(error) => self.seen(Err(error)),
             None => self.note_items(compute, Access::Read),
         }
     }
 
     fn submit_scatter(&mut self, batch: &Batch, on: usize) -> std::result::Result<End, CopyFailed> {
-        let refused = |error| CopyFailed { error, end: None };
+        let refused = CopyFailed::before;
         let compute = self.ledgers[on].stream;
         self.after.clear();
         let free = self.events.mark(&mut self.backend, compute).map_err(refused)?;
@@ -285,20 +297,28 @@ impl Engine {
         };
         self.table_used(table, &ended);
         if let Some(staging) = staging {
-            self.free(staging, stream).map_err(refused)?;
+            // The copy into them is on the same stream, with an end or without.
+            let freed = self.free(staging, stream);
+            if let Err(error) = freed {
+                return Err(CopyFailed { error, left: Left::Unmarked });
+            }
         }
-        match &ended {
+        match ended {
             Err(failed) if failed.error.misuse() == Some(Misuse::BadKernel) => {
                 // What was enqueued reached the staging bytes alone.
-                self.scatter_each(&batch.block)
+                self.scatter_each(&batch.block).map_err(|each| match each.left {
+                    // It still reads the block.
+                    Left::Nothing => CopyFailed { left: failed.left, ..each },
+                    _ => each,
+                })
             }
-            _ => ended,
+            ended => ended,
         }
     }
 
     /// A copy for each item.
     fn scatter_each(&mut self, block: &Block) -> std::result::Result<End, CopyFailed> {
-        self.packer.cut_for(block).map_err(|error| CopyFailed { error, end: None })?;
+        self.packer.cut_for(block).map_err(CopyFailed::before)?;
         let limits = self.options.lane();
         let Engine { urgent, backend, events, packer, after, .. } = self;
         let (stream, bytes) = (urgent.stream(), packer.layout.bytes());

@@ -43,7 +43,7 @@ impl Engine {
     /// Frees what may go, on every stream on which work may be enqueued now.
     fn release_all(&mut self) -> Result<()> {
         for on in 0..self.ledgers.len() {
-            if !self.ledgers[on].owns_any() {
+            if !self.ledgers[on].has_any(Owner::Engine) {
                 continue;
             }
             let capturing = self.backend.capturing(self.ledgers[on].stream);
@@ -51,7 +51,8 @@ impl Engine {
                 self.release_owned(on)?;
             }
         }
-        Ok(())
+        self.handles.pay(&mut self.backend);
+        self.release_fixed()
     }
 
     pub(super) fn poll_lanes(&mut self) -> Result<()> {
@@ -160,6 +161,9 @@ impl Engine {
         for id in ids {
             self.end_idle(id)?;
         }
+        self.pay_all()?;
+        let ended = self.handles.end(&mut self.backend);
+        self.seen(ended)?;
         self.end_tables()?;
         while self.settle_blocks()? > 0 {}
         self.is_closed = true;
@@ -182,6 +186,11 @@ impl Engine {
 
     /// Ends a storage after the whole device was waited for.
     fn end_idle(&mut self, id: StorageId) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "shutdown")?;
+        if let Some(fixed) = &mut slot.fixed {
+            let unmapped = self.handles.unmap(&mut self.backend, fixed);
+            self.seen(unmapped)?;
+        }
         let slot = self.slots.get(id.0, "shutdown")?;
         if let (Owner::Engine, Some(range)) = (slot.owner, slot.range) {
             // Everything is done, so any stream will do: a lane is never captured.
@@ -189,6 +198,9 @@ impl Engine {
             self.seen(freed)?;
         }
         let slot = self.slots.remove(id.0, "shutdown")?;
+        if let Some(fixed) = slot.fixed {
+            self.handles.release(&mut self.backend, fixed);
+        }
         match slot.block {
             Some(block) => self.give_back(block, None),
             None => Ok(()),
@@ -206,7 +218,7 @@ impl Engine {
                 other => other?,
             }
             let moving = [&self.out, &self.ahead, &self.urgent];
-            if moving.iter().all(|lane| lane.last().is_none()) {
+            if self.unmarked.is_none() && moving.iter().all(|lane| lane.last().is_none()) {
                 return Ok(true);
             }
             if start.elapsed() >= deadline {
@@ -229,8 +241,12 @@ impl Engine {
                 drop(slot);
             }
         }
-        for (range, _) in self.owed.drain(..) {
+        self.stats.leaked_on_purpose_bytes += self.handles.idle_bytes().0;
+        for (range, ..) in self.owed.drain(..) {
             self.stats.leaked_on_purpose_bytes += range.len().0;
+        }
+        if let Some(unmarked) = self.unmarked.take() {
+            self.stats.leaked_on_purpose_bytes += unmarked.len().0;
         }
         if let Some(checks) = self.checks.take() {
             self.stats.leaked_on_purpose_bytes += checks.bytes().0;

@@ -14,13 +14,14 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::SumSlot;
-use crate::copy::{CopyFailed, End, Job, Transfer, Work};
+use crate::copy::{CopyFailed, End, Job, Left, Transfer, Work};
 use crate::error::{Error, Kind, Result};
 use crate::pinned::{Block, Lent};
 use crate::policy::{Advice, Kept};
-use crate::storage::{Homed, Residency, StreamSet};
+use crate::storage::{Homed, Owner, Residency, StreamSet};
 use crate::stream::Point;
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
@@ -100,9 +101,11 @@ impl Engine {
     /// The host copy is current: the device bytes can go as they are.
     fn evict_clean(&mut self, id: StorageId, on: usize) -> Result<Evict> {
         let slot = self.slots.get(id.0, "evict")?;
-        let (readers, len) = (slot.readers, slot.len);
-        // The bytes go in the order of `on`, so the other readers must be ordered before that.
-        self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+        let (readers, owner, len) = (slot.readers, slot.owner, slot.len);
+        if owner != Owner::Fixed {
+            // The bytes go in the order of `on`, so the other readers are ordered before that.
+            self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+        }
         self.stats.clean_bytes += len.0;
         self.leave(id, on)?;
         Ok(Evict::Clean)
@@ -145,20 +148,48 @@ impl Engine {
             }
             Err(failed) => {
                 self.slot_unused(at);
-                let last_use = failed.end.as_ref().map(|end| end.point.clone()).or(after);
-                self.give_back(block, last_use)?;
-                if let Some(end) = failed.end {
-                    // What was enqueued reads the device bytes, which stay: E2 counts for it, too.
-                    let slot = self.slots.get_mut(id.0, "evict")?;
-                    slot.copied_out(end);
-                    slot.home = on;
-                }
+                self.stays(id, on, block, after, failed.left)?;
                 match failed.error.kind() {
                     Kind::Busy => Ok(self.keep(id, Kept::LaneFull)),
                     _ => self.seen(Err(failed.error.at(name).bytes(len))),
                 }
             }
         }
+    }
+
+    /// The copy-out failed, and the storage stays. What was enqueued fills the block, and reads the
+    /// device bytes: E2 and E7 count for it, too.
+    fn stays(
+        &mut self,
+        id: StorageId,
+        on: usize,
+        block: Block,
+        after: Option<Point>,
+        left: Left,
+    ) -> Result<()> {
+        match left {
+            Left::Nothing => self.give_back(block, after),
+            Left::Until(end) => self.left_by_copy_out(id, on, block, end),
+            Left::Unmarked => {
+                self.in_doubt(Unmarked::Out { storage: id, on, block });
+                Ok(())
+            }
+        }
+    }
+
+    /// A copy-out that leads nowhere ends here.
+    pub(super) fn left_by_copy_out(
+        &mut self,
+        id: StorageId,
+        on: usize,
+        block: Block,
+        end: End,
+    ) -> Result<()> {
+        self.give_back(block, Some(end.point.clone()))?;
+        let slot = self.slots.get_mut(id.0, "evict")?;
+        slot.copied_out(end);
+        slot.home = on;
+        Ok(())
     }
 
     /// A block; where the pool has none, those given back busy are asked about first. In the first
@@ -202,7 +233,7 @@ impl Engine {
     ) -> std::result::Result<End, CopyFailed> {
         let ordered = self.order_out(id, range, on, after);
         if let Err(error) = ordered {
-            return Err(CopyFailed { error, end: None });
+            return Err(CopyFailed::before(error));
         }
         let limits = self.options.lane();
         let mut sum = self.checks.as_ref().zip(at).map(|(checks, at)| {

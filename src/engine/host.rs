@@ -86,11 +86,11 @@ impl Engine {
         if is_evicting {
             slot.become_(Residency::Resident);
             slot.ticket = 0;
-            let (home, len) = (slot.home, slot.len);
+            let (home, owner, len) = (slot.home, slot.owner, slot.len);
             if let Some(ordinal) = slot.ordinal.take() {
                 self.prefetcher.gone(ordinal);
             }
-            self.ledgers[home].unreleased_bytes -= len;
+            self.ledgers[home].leave(owner, len);
         }
         self.drop_copy(id)
     }

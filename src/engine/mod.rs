@@ -1,15 +1,20 @@
 //! The engine: one owner per device, where policy, prefetch and storage meet.
 //!
-//! What it is not: a thread. It acts inside its verbs and nowhere else; no verb blocks, calls back,
-//! or takes a lock besides the pool's.
+//! What it is not: a thread. It acts inside its verbs and nowhere else; no verb calls back, takes a
+//! lock besides the pool's, or blocks, but for one that wants memory at a fixed address while there
+//! is none (`fixed.rs`): bounded, and counted.
 //!
-//! Invariant: the nine laws at the top of the crate. Each wait and each question names its site.
+//! Invariant: the nine laws at the top of the crate. Each wait and each question names its site. A
+//! driver that fails can leave a copy whose end nobody knows; then every verb is refused until it
+//! is proved, and has changed nothing.
 //!
 //! ```text
 //!   adopt, alloc -> offer, evict -> releasable, flush -> wanted, prefetch -> acquire
 //!                    evict.rs        release.rs           refill.rs           acquire.rs owned.rs
+//!   alloc_fixed      fixed.rs        ledger.rs
 //!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
 //!   gather, scatter: batch.rs     spans: timeline.rs    sums: verify.rs
+//!   what a failing driver leaves in doubt: unmarked.rs
 //! ```
 //!
 //! Adapters, the C ABI and users call it.
@@ -18,7 +23,9 @@ mod acquire;
 mod batch;
 mod close;
 mod evict;
+mod fixed;
 mod host;
+mod ledger;
 mod options;
 mod owned;
 mod refill;
@@ -27,6 +34,7 @@ mod shared;
 mod stats;
 mod tables;
 mod timeline;
+mod unmarked;
 mod verify;
 
 pub use acquire::Acquire;
@@ -42,6 +50,7 @@ use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::T
 use crate::checksum::Checks;
 use crate::copy::Lane;
 use crate::error::{Error, Kind, Misuse, Result};
+use crate::handles::Handles;
 use crate::pinned::{Client, Growth, PinnedPool};
 use crate::policy::Policy;
 use crate::prefetch::Prefetcher;
@@ -51,9 +60,10 @@ use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, EventId, IdMap, Name, StorageId, StreamId, Table};
 use batch::Packer;
 use crossbeam_channel::{Receiver, Sender};
-use release::Ledger;
+use ledger::Ledger;
 use std::collections::{BTreeMap, VecDeque};
 use timeline::Timeline;
+use unmarked::Unmarked;
 
 /// Moves storages between one device and pinned host memory. See the crate's front page.
 pub struct Engine {
@@ -73,6 +83,10 @@ pub struct Engine {
     ahead: Lane,
     urgent: Lane,
     packer: Packer,
+    /// Memory for bytes whose address stays.
+    handles: Handles,
+    /// Storages evicted whose bytes are still mapped, since a fetch of them was given up.
+    lingering: Vec<StorageId>,
     /// What the next copy waits for; kept for its room.
     after: Vec<(Point, Site)>,
     slots: Table<Slot>,
@@ -87,8 +101,11 @@ pub struct Engine {
     tell_dropped: Sender<StorageId>,
     dropped: Receiver<StorageId>,
     stalls: VecDeque<(Point, Point)>,
-    /// Device bytes that the driver refused to take back, and on which stream; asked again.
-    owed: Vec<(DeviceRange, StreamId)>,
+    /// Device bytes that the driver refused to take back, on which stream, and behind which copy;
+    /// asked again.
+    owed: Vec<(DeviceRange, StreamId, Option<Point>)>,
+    /// The copy that ended nowhere, if there is one: it is proved done before any verb goes on.
+    unmarked: Option<Unmarked>,
     stats: Stats,
     /// With `verify`: the sums of copies under way.
     checks: Option<Checks>,
@@ -141,6 +158,8 @@ impl Engine {
             returned: Vec::new(),
             after: Vec::new(),
             packer: Packer::default(),
+            handles: Handles::new(options.handles()),
+            lingering: Vec::new(),
             slots: Table::new("storage", options.storages_max),
             ranges: BTreeMap::new(),
             ledgers: Vec::new(),
@@ -148,6 +167,7 @@ impl Engine {
             prefetcher: Prefetcher::new(options.prefetch()),
             stalls: VecDeque::new(),
             owed: Vec::new(),
+            unmarked: None,
             homeless: Vec::new(),
             stats: Stats::default(),
             checks: None,
@@ -201,7 +221,9 @@ impl Engine {
         Stats {
             guesses: self.prefetcher.guesses(),
             storages: self.slots.len() as u64,
-            unreleased_bytes: self.ledgers.iter().map(|l| l.unreleased_bytes.0).sum(),
+            unreleased_bytes: self.ledgers.iter().map(|l| l.unreleased_bytes().0).sum(),
+            mapped_bytes: self.handles.mapped_bytes().0,
+            idle_memory_bytes: self.handles.idle_bytes().0,
             prefetched_bytes: self.prefetcher.bytes_ahead().0,
             out_in_flight_bytes: self.out.bytes_in_flight().0,
             in_in_flight_bytes: (self.ahead.bytes_in_flight() + self.urgent.bytes_in_flight()).0,
@@ -214,6 +236,12 @@ impl Engine {
     /// The pool its blocks come from.
     pub fn pool(&self) -> &PinnedPool {
         &self.pool
+    }
+
+    /// Pinned bytes that this engine holds now, and the most that it may: its own bound within the
+    /// pool's budget, [`Options::pinned_quota_max`].
+    pub fn pinned_quota(&self) -> (Bytes, Bytes) {
+        (self.client.held(), self.options.pinned_quota_max)
     }
 
     /// Shows every later record of the driver seam to `observer`.
@@ -319,6 +347,9 @@ impl Engine {
         if self.is_closed {
             return Err(Error::new(Kind::Closed, op));
         }
+        if self.unmarked.is_some() {
+            self.prove()?;
+        }
         while let Ok(id) = self.dropped.try_recv() {
             self.handle_dropped(id)?;
         }
@@ -349,18 +380,6 @@ impl Engine {
             Err(error) if error.is_lost() => Err(error),
             Err(error) => Ok(Some(error)),
         }
-    }
-
-    /// Orders a stream behind a point where there is no going back. A driver that refuses is waited
-    /// for: it is failing, and there is no other proof.
-    fn pass(&mut self, point: &Point, stream: StreamId, site: Site) -> Result<()> {
-        let waited = point.wait(&mut self.backend, stream, site);
-        if self.refusal(waited)?.is_some() {
-            let synced = self.backend.sync();
-            self.seen(synced)?;
-            point.set_done();
-        }
-        Ok(())
     }
 
     fn lane_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
@@ -400,8 +419,7 @@ impl Engine {
     fn insert(&mut self, slot: Slot, op: &'static str) -> Result<Storage> {
         let (name, len, range) = (slot.name, slot.len, slot.range);
         let Some(key) = self.slots.insert(slot) else {
-            let error = Error::new(Kind::Busy, op).at(name);
-            return Err(error.detail("storages_max storages are alive already"));
+            return Err(too_many(name, op));
         };
         let id = StorageId(key);
         if let Some(range) = range {
@@ -460,6 +478,10 @@ impl Engine {
     fn others(readers: StreamSet, on: usize) -> StreamSet {
         readers.without(on)
     }
+}
+
+fn too_many(name: Name, op: &'static str) -> Error {
+    Error::new(Kind::Busy, op).at(name).detail("storages_max storages are alive already")
 }
 
 /// Stalls whose times are not known yet; more are counted but not timed.

@@ -12,6 +12,7 @@
 
 use crate::copy::LaneLimits;
 use crate::error::{Error, Misuse, Result};
+use crate::handles::HandleLimits;
 use crate::pinned::Growth;
 use crate::policy::PolicyLimits;
 use crate::prefetch::PrefetchLimits;
@@ -41,6 +42,18 @@ pub struct Options {
     pub ahead_trunk_bytes_max: Bytes,
     /// Copies under way in one direction.
     pub transfers_max: usize,
+    /// Bytes whose address stays are mapped in pieces of at most so many: each costs the driver's
+    /// calls once more, but a piece serves every storage that needs one of its length.
+    pub memory_bytes_max: Bytes,
+    /// Pieces with fewer bytes go back to the device when they are unmapped. Larger ones, whose
+    /// making costs more, are kept.
+    pub memory_pooled_bytes_min: Bytes,
+    /// So many pieces are kept at most, while nothing is mapped with them; at least 2, as the bytes
+    /// of one storage come in while those of another go out. Where room is short they go first.
+    pub memory_idle_max: usize,
+    /// How long a reader of bytes at a fixed address waits, on the host, for memory that others are
+    /// about to give back, before `OutOfMemory` is returned.
+    pub memory_wait_max: Duration,
     /// Pinned bytes this engine may hold, within the pool's budget.
     pub pinned_quota_max: Bytes,
     /// Whether evictions may grow the pool. `Allowed` is until the first step is over, so that a
@@ -61,7 +74,9 @@ pub struct Options {
     pub oom_retries_max: u32,
     /// Records kept for diagnosis.
     pub ring_records: usize,
-    /// How long a dropped engine waits for copies in flight before it leaks what they need.
+    /// How long a dropped engine waits for copies in flight before it leaks what they need; and a
+    /// verb for one copy, where the driver refuses to order a stream behind it and to wait for the
+    /// device.
     pub drop_deadline: Duration,
     /// Note for the trace that who evicts wrote the bytes on that stream, and who acquires reads
     /// them there. Off for a framework that notes its own uses, which knows better.
@@ -106,6 +121,10 @@ impl Default for Options {
             trunk_bytes_max: Bytes::MAX,
             ahead_trunk_bytes_max: Bytes::mib(32),
             transfers_max: 1024,
+            memory_bytes_max: Bytes::gib(1),
+            memory_pooled_bytes_min: Bytes::mib(64),
+            memory_idle_max: 2,
+            memory_wait_max: Duration::from_secs(1),
             pinned_quota_max: Bytes::MAX,
             pinned_growth: Growth::Allowed,
             events_max: 8192,
@@ -144,6 +163,12 @@ impl Options {
         }
         if self.transfers_max == 0 {
             return bad("transfers_max is zero");
+        }
+        if self.memory_bytes_max.is_zero() {
+            return bad("memory_bytes_max is zero");
+        }
+        if self.memory_idle_max < 2 {
+            return bad("memory_idle_max is under 2");
         }
         if self.events_max < 8 {
             return bad("events_max is under 8");
@@ -194,6 +219,14 @@ impl Options {
         }
     }
 
+    pub(super) fn handles(&self) -> HandleLimits {
+        HandleLimits {
+            bytes_max: self.memory_bytes_max,
+            pooled_bytes_min: self.memory_pooled_bytes_min,
+            idle_max: self.memory_idle_max,
+        }
+    }
+
     pub(super) fn policy(&self) -> PolicyLimits {
         PolicyLimits {
             keep_last_count: self.keep_last_count,
@@ -224,6 +257,8 @@ mod tests {
                 "ahead_trunk_bytes_max",
             ),
             (Options { transfers_max: 0, ..Options::default() }, "transfers_max"),
+            (Options { memory_bytes_max: Bytes::ZERO, ..Options::default() }, "memory_bytes_max"),
+            (Options { memory_idle_max: 1, ..Options::default() }, "memory_idle_max"),
             (Options { events_max: 7, ..Options::default() }, "events_max"),
             (Options { storages_max: 0, ..Options::default() }, "storages_max"),
             (Options { streams_max: 65, ..Options::default() }, "streams_max"),

@@ -6,22 +6,27 @@
 //! Invariant: making room loses nothing. A storage whose bytes find no room stays where it is.
 //!
 //! ```text
-//!   alloc_device -> OutOfMemory -> pass the copies, free what was evicted -> again
+//!   alloc_device -> OutOfMemory -> idle memory to be mapped goes           -> again
+//!                              \-> pass the copies, free what was evicted -> again
 //!                              \-> cancel what was fetched ahead          -> again -> OutOfMemory
 //! ```
 //!
 //! Part of the engine.
 
 use super::Engine;
+use super::fixed::Wait;
 use super::refill::Cause;
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Result};
 use crate::storage::{Inward, Owner, Residency, Slot, Storage};
+use crate::stream::Point;
+use crate::trace::Site;
 use crate::unit::{Bytes, DevicePtr, DeviceRange, Name, StorageId, StreamId};
 
 impl Engine {
     /// Takes `len` bytes of device memory in the order of `compute`, for a storage whose bytes the
-    /// engine frees and takes again by itself. They are undefined, and resident for `compute`.
+    /// engine frees and takes again by itself, at any address; see [`Engine::alloc_fixed`]. They
+    /// are undefined, and resident for `compute`.
     ///
     /// # Errors
     /// `OutOfMemory` after room was made and none was found; `Usage` for zero bytes and streams;
@@ -52,9 +57,26 @@ impl Engine {
     /// Frees device bytes in the order of a stream. Where the driver refuses (somebody captures the
     /// stream), they are owed, and freed later in the same order: nothing is to undo.
     pub(super) fn free(&mut self, range: DeviceRange, on: StreamId) -> Result<()> {
+        self.free_behind(range, on, None)
+    }
+
+    /// The same, behind a copy into them that ends at `after`.
+    pub(super) fn free_behind(
+        &mut self,
+        range: DeviceRange,
+        on: StreamId,
+        after: Option<Point>,
+    ) -> Result<()> {
+        if let Some(point) = &after {
+            let waited = point.wait(&mut self.backend, on, Site::FreeAfterCopyIn);
+            if self.refusal(waited)?.is_some() {
+                self.owed.push((range, on, after));
+                return Ok(());
+            }
+        }
         let freed = self.backend.free_device(range.at(), on);
         if self.refusal(freed)?.is_some() {
-            self.owed.push((range, on));
+            self.owed.push((range, on, None));
         }
         Ok(())
     }
@@ -62,8 +84,19 @@ impl Engine {
     /// Frees what is owed, as far as the driver lets it.
     pub(super) fn pay(&mut self) -> Result<()> {
         for _ in 0..self.owed.len() {
-            let (range, on) = self.owed.remove(0);
-            self.free(range, on)?;
+            let (range, on, after) = self.owed.remove(0);
+            self.free_behind(range, on, after)?;
+        }
+        Ok(())
+    }
+
+    /// Frees what is owed when the whole device was waited for.
+    pub(super) fn pay_all(&mut self) -> Result<()> {
+        while let Some((range, ..)) = self.owed.last() {
+            // Any stream will do: a lane is never captured.
+            let freed = self.backend.free_device(range.at(), self.out.stream());
+            self.seen(freed)?;
+            self.owed.pop();
         }
         Ok(())
     }
@@ -87,9 +120,17 @@ impl Engine {
         }
     }
 
-    /// Gives back bytes that were evicted already, or else those fetched ahead. Says whether any
-    /// went.
+    /// Gives back memory that is idle, or bytes that were evicted already, or else those fetched
+    /// ahead. Says whether any went.
     fn make_room(&mut self, on: usize) -> Result<bool> {
+        if self.handles.trim(&mut self.backend) {
+            return Ok(true);
+        }
+        self.make_stream_room(on)
+    }
+
+    /// The same, of bytes that go in the order of a stream.
+    pub(super) fn make_stream_room(&mut self, on: usize) -> Result<bool> {
         let before = self.stats.released_bytes;
         self.ledgers[on].latest_may_go();
         self.pass_all(on)?;
@@ -118,10 +159,12 @@ impl Engine {
     /// Brings an evicted storage of the engine's own back for a reader.
     pub(super) fn refill_owned(&mut self, id: StorageId, on: usize) -> Result<()> {
         let slot = self.slots.get(id.0, "acquire")?;
-        let (len, name) = (slot.len, slot.name);
+        let (len, name, owner) = (slot.len, slot.name, slot.owner);
         let named = |error: Error| error.at(name).bytes(len);
-        let at = self.take_room(len, on).map_err(named)?;
-        let target = DeviceRange::new(at, len)?;
+        let target = match owner {
+            Owner::Fixed => self.map_again(id, on, Wait::Bounded).map_err(named)?,
+            _ => DeviceRange::new(self.take_room(len, on).map_err(named)?, len)?,
+        };
         self.refill_into(id, target, on, Inward::Urgent, Cause { op: "acquire" })
     }
 
@@ -129,13 +172,18 @@ impl Engine {
     /// a loss is an error.
     pub(super) fn prefetch_owned(&mut self, on: usize) -> Result<()> {
         let stream = self.ledgers[on].stream;
-        while let Some((id, len)) = self.next_wanted(stream, Owner::Engine) {
+        while let Some((id, len)) = self.next_wanted(stream, false) {
             if self.ahead.is_full(self.options.lane()) {
                 return Ok(());
             }
-            let taken = self.backend.alloc_device(len, stream);
-            let fetched = self.seen(taken).and_then(|at| {
-                let target = DeviceRange::new(at, len)?;
+            let taken = match self.slots.get(id.0, "prefetch")?.owner {
+                Owner::Fixed => self.map_again(id, on, Wait::Never),
+                _ => {
+                    let taken = self.backend.alloc_device(len, stream);
+                    self.seen(taken).and_then(|at| DeviceRange::new(at, len))
+                }
+            };
+            let fetched = taken.and_then(|target| {
                 self.refill_into(id, target, on, Inward::Ahead, Cause { op: "prefetch" })
             });
             if self.refusal(fetched)?.is_some() {

@@ -14,9 +14,10 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::{Sum, SumSlot};
-use crate::copy::{CopyFailed, End, Job, Lane, Work};
+use crate::copy::{CopyFailed, End, Job, Lane, Left, Work};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Residency, StreamSet, Tier};
 use crate::trace::{Access, Actor, Site, Use};
@@ -64,14 +65,20 @@ impl Engine {
         if self.ahead.is_full(self.options.lane()) {
             return Ok(None);
         }
-        Ok(self.next_wanted(compute, Owner::Framework))
+        Ok(self.next_wanted(compute, true))
     }
 
-    pub(super) fn next_wanted(&self, stream: StreamId, owner: Owner) -> Option<(StorageId, Bytes)> {
+    /// The next one to fetch whose bytes are a framework's, or those whose bytes are not.
+    pub(super) fn next_wanted(
+        &self,
+        stream: StreamId,
+        of_framework: bool,
+    ) -> Option<(StorageId, Bytes)> {
         self.prefetcher.wanted(stream, |id| {
             let slot = self.slots.get(id.0, "wanted").ok()?;
             let is_away = slot.residency() == Residency::Evicted(Tier::Host);
-            (is_away && slot.owner == owner && !slot.is_dropped).then_some(slot.len)
+            let is_of = (slot.owner == Owner::Framework) == of_framework;
+            (is_away && is_of && !slot.is_dropped).then_some(slot.len)
         })
     }
 
@@ -119,7 +126,7 @@ impl Engine {
     fn check_target(&self, id: StorageId, target: DeviceRange, op: &'static str) -> Result<()> {
         let slot = self.slot(id, op)?;
         slot.must_be(Residency::Evicted(Tier::Host), op)?;
-        if slot.owner == Owner::Engine {
+        if slot.owner != Owner::Framework {
             let error = Error::usage(Misuse::State, op).at(slot.name);
             return Err(error.detail("the engine owns its device bytes: acquire it"));
         }
@@ -169,7 +176,7 @@ impl Engine {
         inward: Inward,
     ) -> std::result::Result<End, CopyFailed> {
         let ordered = self.order_in(id, target, on, inward);
-        let sum = ordered.map_err(|error| CopyFailed { error, end: None })?;
+        let sum = ordered.map_err(CopyFailed::before)?;
         let arriving = self.arriving_slot(sum, inward.way());
         let at = arriving.map(|(at, _)| at);
         let copied = self.copy_in(id, target, inward, at);
@@ -204,8 +211,11 @@ impl Engine {
         }
         let slot = self.slots.get(id.0, "refill")?;
         self.after.clear();
-        let free = self.events.mark(&mut self.backend, stream)?;
-        self.after.push((free, Site::TargetFree));
+        // Where the address stays the bytes were mapped just now: they have no other users.
+        if slot.owner != Owner::Fixed {
+            let free = self.events.mark(&mut self.backend, stream)?;
+            self.after.push((free, Site::TargetFree));
+        }
         let out = slot.out.as_ref().map(|out| (out.point.clone(), Site::RefillAfterCopyOut));
         self.after.extend(out);
         let earlier = slot.last_copy_in();
@@ -221,9 +231,10 @@ impl Engine {
         inward: Inward,
         at: Option<SumSlot>,
     ) -> std::result::Result<End, CopyFailed> {
-        let refused = |error| CopyFailed { error, end: None };
-        let slot = self.slots.get(id.0, "refill").map_err(refused)?;
-        let Some(block) = &slot.block else { return Err(refused(slot.refuse("refill"))) };
+        let slot = self.slots.get(id.0, "refill").map_err(CopyFailed::before)?;
+        let Some(block) = &slot.block else {
+            return Err(CopyFailed::before(slot.refuse("refill")));
+        };
         let lane = match inward {
             Inward::Ahead => &mut self.ahead,
             Inward::Urgent => &mut self.urgent,
@@ -263,9 +274,12 @@ impl Engine {
         failed: CopyFailed,
         cause: Cause,
     ) -> Error {
-        let ready = failed.end.map(|end| (inward, end));
-        let undone = self.undo_target(id, target, on, ready, true);
         let mut error = failed.error;
+        let undone = match failed.left {
+            Left::Nothing => self.undo_target(id, target, on, None, true),
+            Left::Until(end) => self.undo_target(id, target, on, Some((inward, end)), true),
+            Left::Unmarked => self.keep_target(id, target, on, inward, &error),
+        };
         if let Ok(slot) = self.slots.get(id.0, cause.op) {
             error = error.at(slot.name).bytes(slot.len);
         }
@@ -277,7 +291,24 @@ impl Engine {
         }
     }
 
-    fn undo_target(
+    /// Nothing says when a copy into the target is done. The engine keeps its own; a framework was
+    /// told that its target is its own again, so there it has to be told of a loss.
+    fn keep_target(
+        &mut self,
+        id: StorageId,
+        target: DeviceRange,
+        on: usize,
+        inward: Inward,
+        cause: &Error,
+    ) -> Result<()> {
+        if self.slots.get(id.0, "refill")?.owner == Owner::Framework {
+            return Err(self.give_up(cause));
+        }
+        self.in_doubt(Unmarked::In { storage: id, on, inward, target });
+        Ok(())
+    }
+
+    pub(super) fn undo_target(
         &mut self,
         id: StorageId,
         target: DeviceRange,
@@ -286,8 +317,14 @@ impl Engine {
         must: bool,
     ) -> Result<()> {
         let stream = self.ledgers[on].stream;
+        let owner = self.slots.get(id.0, "refill")?.owner;
+        let mut after = None;
         if let Some((inward, end)) = ready {
-            if must {
+            if owner == Owner::Fixed {
+                // They are unmapped once the copy-in is known done; no stream waits for it.
+            } else if must && owner == Owner::Engine {
+                after = Some(end.point.clone());
+            } else if must {
                 self.pass(&end.point, stream, Site::FreeAfterCopyIn)?;
             } else {
                 let waited = end.point.wait(&mut self.backend, stream, Site::FreeAfterCopyIn);
@@ -296,8 +333,10 @@ impl Engine {
             // The block is being read; whoever takes it next must know.
             self.slots.get_mut(id.0, "refill")?.copied_in(inward, end);
         }
-        if self.slots.get(id.0, "refill")?.owner == Owner::Engine {
-            return self.free(target, stream);
+        match owner {
+            Owner::Engine => return self.free_behind(target, stream, after),
+            Owner::Fixed => return self.linger(id),
+            Owner::Framework => {}
         }
         let free = Use { access: Access::Free, span: target.into() };
         let noted = self.backend.note(Actor::Stream(stream), &[free]);
@@ -305,7 +344,7 @@ impl Engine {
     }
 
     /// Refilling back to Evicted: the target goes in the order of `on`, behind the copy-in. What
-    /// `must` be undone is, even if a failing driver has to be waited for.
+    /// `must` be undone is, even if a failing driver has to be waited for, or asked again later.
     pub(super) fn undo_refill(&mut self, id: StorageId, on: usize, must: bool) -> Result<()> {
         let slot = self.slots.get(id.0, "cancel")?;
         let (range, ready) = (slot.range, slot.ready.clone());

@@ -15,134 +15,18 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::ledger::Fence;
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::storage::{Owner, Residency, Slot, Storage};
-use crate::stream::Point;
 use crate::trace::{Access, Actor, Site, Use};
-use crate::unit::{Bytes, StorageId, StreamId, Table};
-use std::collections::VecDeque;
-
-/// What was evicted on one stream and is not given back yet.
-#[derive(Debug)]
-pub(super) struct Ledger {
-    pub(super) stream: StreamId,
-    pub(super) raw: usize,
-    /// Storages whose bytes the engine frees, oldest first, each with its ticket. Some may have
-    /// been taken back; then their ticket is another one.
-    owned: VecDeque<(StorageId, u64)>,
-    /// Storages whose bytes a framework frees, likewise.
-    adopted: VecDeque<(StorageId, u64)>,
-    next_ticket: u64,
-    pub(super) unreleased_bytes: Bytes,
-    latest: Option<StorageId>,
-    /// The stream has passed this copy of the out lane, and so all before it.
-    passed_out: u64,
-    fence: Option<Fence>,
-    /// The points of the last fence, gone; kept for its room.
-    points: Vec<Point>,
-}
-
-/// Places a queue may have beyond twice the storages alive before it is looked through.
-const PLACES_SPARE: usize = 64;
-
-/// One moment on every stream seen, and how many of the oldest storages wait for it.
-#[derive(Debug)]
-struct Fence {
-    points: Vec<Point>,
-    covers: usize,
-}
-
-impl Ledger {
-    pub(super) fn new(stream: StreamId, raw: usize) -> Ledger {
-        Ledger {
-            stream,
-            raw,
-            owned: VecDeque::new(),
-            adopted: VecDeque::new(),
-            next_ticket: 1,
-            unreleased_bytes: Bytes::ZERO,
-            latest: None,
-            passed_out: 0,
-            fence: None,
-            points: Vec::new(),
-        }
-    }
-
-    /// Lists a storage evicted just now; returns its ticket.
-    pub(super) fn enter(&mut self, id: StorageId, owner: Owner, len: Bytes) -> u64 {
-        self.unreleased_bytes += len;
-        self.latest = Some(id);
-        self.list(id, owner)
-    }
-
-    /// Does it list bytes that the engine frees?
-    pub(super) fn owns_any(&self) -> bool {
-        !self.owned.is_empty()
-    }
-
-    fn list(&mut self, id: StorageId, owner: Owner) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.queue(owner).push_back((id, ticket));
-        ticket
-    }
-
-    /// Forgets places that are nobody's any more, where they are more than those of somebody: a
-    /// framework may evict and acquire for ever without asking what it may drop.
-    pub(super) fn compact(&mut self, owner: Owner, slots: &Table<Slot>, home: usize) {
-        if self.queue(owner).len() <= 2 * slots.len() + PLACES_SPARE {
-            return;
-        }
-        let covered = self.fence.as_ref().map_or(0, |fence| fence.covers);
-        let (mut place, mut covers) = (0, 0);
-        self.queue(owner).retain(|(id, ticket)| {
-            let slot = slots.find(id.0);
-            let is_held = slot.is_some_and(|slot| slot.ticket == *ticket && slot.home == home);
-            covers += usize::from(is_held && place < covered);
-            place += 1;
-            is_held
-        });
-        if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
-            fence.covers = covers;
-            self.end_fence();
-        }
-    }
-
-    /// A fence that nobody waits for goes, and its events are free for others.
-    fn end_fence(&mut self) {
-        if let Some(mut fence) = self.fence.take_if(|fence| fence.covers == 0) {
-            fence.points.clear();
-            self.points = fence.points;
-        }
-    }
-
-    /// Room is short: the storage evicted last may be given back like the others.
-    pub(super) fn latest_may_go(&mut self) {
-        self.latest = None;
-    }
-
-    /// The oldest storage left its queue.
-    fn uncover(&mut self, owner: Owner) {
-        if let (Owner::Framework, Some(fence)) = (owner, &mut self.fence) {
-            fence.covers -= 1;
-            self.end_fence();
-        }
-    }
-
-    fn queue(&mut self, owner: Owner) -> &mut VecDeque<(StorageId, u64)> {
-        match owner {
-            Owner::Engine => &mut self.owned,
-            Owner::Framework => &mut self.adopted,
-        }
-    }
-}
+use crate::unit::{StorageId, StreamId};
 
 impl Engine {
     /// Places in the queues of those whose device bytes are to go, nobody's among them.
     #[doc(hidden)]
     pub fn places(&self) -> usize {
-        self.ledgers.iter().map(|ledger| ledger.owned.len() + ledger.adopted.len()).sum()
+        self.ledgers.iter().map(|ledger| ledger.places()).sum()
     }
 
     /// The next storage evicted on `compute` whose device bytes its framework may drop now, in
@@ -163,16 +47,22 @@ impl Engine {
 
     /// Makes everything evicted on `compute` releasable: `compute` waits, on the device, for the
     /// copies. With several streams in use a framework's bytes go only when all of them are known
-    /// past the copy; then those are named by later calls of [`Engine::releasable`].
+    /// past the copy; then those are named by later calls of [`Engine::releasable`]. Bytes whose
+    /// address stays go likewise, in later calls of [`Engine::step`] and [`Engine::mark_step`].
     ///
     /// # Errors
     /// `Usage` for streams; driver errors.
     pub fn flush(&mut self, compute: StreamId) -> Result<()> {
         self.begin("flush")?;
         let on = self.open_stream(compute, "flush")?;
-        self.ledgers[on].latest_may_go();
-        self.pass_all(on)?;
-        self.release_owned(on)
+        let ledger = &mut self.ledgers[on];
+        ledger.latest_may_go();
+        // What is unmapped is asked about: for that alone the stream need not wait.
+        if ledger.has_any(Owner::Engine) || ledger.has_any(Owner::Framework) {
+            self.pass_all(on)?;
+            self.release_owned(on)?;
+        }
+        self.release_fixed()
     }
 
     /// The stream passes every copy-out enqueued so far.
@@ -193,30 +83,26 @@ impl Engine {
         Ok(())
     }
 
-    fn next_release(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
+    pub(super) fn next_release(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
         let Some(id) = self.head(on, owner)? else { return Ok(None) };
         let is_fenced = self.is_fenced(owner);
         // Behind a fence the bytes go now, for every stream alike.
         let by = if is_fenced { Actor::Host } else { Actor::Stream(self.ledgers[on].stream) };
         // First, as it may be refused: then the storage is still the oldest.
         self.let_go(id, on, by)?;
-        let ledger = &mut self.ledgers[on];
-        ledger.queue(owner).pop_front();
-        ledger.uncover(owner);
+        self.ledgers[on].pop(owner);
         Ok(Some(id))
     }
 
     /// The oldest storage, if its bytes may go.
     fn head(&mut self, on: usize, owner: Owner) -> Result<Option<StorageId>> {
-        while let Some(&(id, ticket)) = self.ledgers[on].queue(owner).front() {
+        while let Some(&(id, ticket)) = self.ledgers[on].queue(owner).places.front() {
             let slot = self.slots.get(id.0, "releasable");
             if slot.is_ok_and(|slot| slot.ticket == ticket && slot.home == on) {
                 return Ok(self.may_go(id, on, owner)?.then_some(id));
             }
             // Taken back by a reader, perhaps evicted on another stream since, or gone.
-            let ledger = &mut self.ledgers[on];
-            ledger.queue(owner).pop_front();
-            ledger.uncover(owner);
+            self.ledgers[on].pop(owner);
         }
         Ok(None)
     }
@@ -230,15 +116,20 @@ impl Engine {
             return Ok(false);
         }
         if self.is_fenced(owner) {
-            return self.fence_passed(on);
+            return self.fence_passed(on, owner);
         }
-        let over = self.ledgers[on].unreleased_bytes > self.options.unreleased_bytes_max;
+        let over = self.ledgers[on].waitable_bytes() > self.options.unreleased_bytes_max;
         self.copies_passed(id, on, over)
     }
 
-    /// Several streams are in use, and a framework's allocator may hand bytes to any of them.
+    /// Several streams are in use, and a framework's allocator may hand bytes to any of them; or
+    /// the bytes are unmapped, which no stream orders.
     fn is_fenced(&self, owner: Owner) -> bool {
-        owner == Owner::Framework && self.ledgers.len() > 1
+        match owner {
+            Owner::Engine => false,
+            Owner::Framework => self.ledgers.len() > 1,
+            Owner::Fixed => true,
+        }
     }
 
     /// Are the copies that touch the device bytes done, or behind a wait of the stream? With
@@ -277,10 +168,10 @@ impl Engine {
     }
 
     /// First the copies must be known done, then a moment on every stream.
-    fn fence_passed(&mut self, on: usize) -> Result<bool> {
-        if self.ledgers[on].fence.is_none() {
-            let covers = self.count_copied(on)?;
-            if covers == 0 {
+    fn fence_passed(&mut self, on: usize, owner: Owner) -> Result<bool> {
+        if self.ledgers[on].queue(owner).fence.is_none() {
+            let covers = self.count_copied(on, owner)?;
+            if covers == 0 || (owner == Owner::Fixed && !self.may_fence_fixed()?) {
                 return Ok(false);
             }
             self.free_events()?;
@@ -289,11 +180,12 @@ impl Engine {
                 let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);
                 points.push(self.seen(point)?);
             }
-            self.ledgers[on].fence = Some(Fence { points, covers });
+            self.ledgers[on].queue(owner).fence = Some(Fence { points, covers });
         }
-        let Some(fence) = &self.ledgers[on].fence else { return Ok(false) };
+        let site = if owner == Owner::Fixed { Site::UnmapFence } else { Site::ReleaseFence };
+        let Some(fence) = &self.ledgers[on].queue(owner).fence else { return Ok(false) };
         for point in &fence.points {
-            match point.done(&mut self.backend, Site::ReleaseFence) {
+            match point.done(&mut self.backend, site) {
                 Ok(true) => {}
                 other => return self.seen(other),
             }
@@ -302,9 +194,11 @@ impl Engine {
     }
 
     /// How many of the oldest storages have their copies known done.
-    fn count_copied(&mut self, on: usize) -> Result<usize> {
-        for count in 0..self.ledgers[on].adopted.len() {
-            let (id, ticket) = self.ledgers[on].adopted[count];
+    fn count_copied(&mut self, on: usize, owner: Owner) -> Result<usize> {
+        let site = if owner == Owner::Fixed { Site::UnmapQuery } else { Site::ReleaseQuery };
+        let len = self.ledgers[on].queue(owner).places.len();
+        for count in 0..len {
+            let (id, ticket) = self.ledgers[on].queue(owner).places[count];
             let Ok(slot) = self.slots.get(id.0, "releasable") else { continue };
             if slot.ticket != ticket || slot.home != on {
                 continue;
@@ -312,24 +206,36 @@ impl Engine {
             if self.ledgers[on].latest == Some(id) && !slot.is_dropped {
                 return Ok(count);
             }
-            let points = [
-                slot.out_of_these().map(|end| end.point.clone()),
-                slot.ready.as_ref().map(|(_, end)| end.point.clone()),
-            ];
-            for point in points.into_iter().flatten() {
-                let done = point.done(&mut self.backend, Site::ReleaseQuery);
-                if !self.seen(done)? {
-                    return Ok(count);
-                }
+            if !self.copies_done(id, site)? {
+                return Ok(count);
             }
         }
-        Ok(self.ledgers[on].adopted.len())
+        Ok(len)
+    }
+
+    /// Are the copies that touch the device bytes known done?
+    pub(super) fn copies_done(&mut self, id: StorageId, site: Site) -> Result<bool> {
+        let slot = self.slots.get(id.0, "releasable")?;
+        let points = [
+            slot.out_of_these().map(|end| end.point.clone()),
+            slot.ready.as_ref().map(|(_, end)| end.point.clone()),
+        ];
+        for point in points.into_iter().flatten() {
+            let done = point.done(&mut self.backend, site);
+            if !self.seen(done)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The device bytes go: freed by the engine in the order of `on`, or named to their owner, who
     /// may drop them in the order of `by`.
     fn let_go(&mut self, id: StorageId, on: usize, by: Actor) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "release")?;
+        if slot.owner == Owner::Fixed {
+            return self.unmap(id);
+        }
         let Some(range) = slot.range else { return Ok(()) };
         let (owner, len, home, is_dropped) = (slot.owner, slot.len, slot.home, slot.is_dropped);
         let was_evicting = slot.residency() == Residency::Evicting;
@@ -343,7 +249,7 @@ impl Engine {
         }
         self.ranges.remove(&range.at().0);
         if was_evicting {
-            self.ledgers[home].unreleased_bytes -= len;
+            self.ledgers[home].leave(owner, len);
             self.stats.released_bytes += len.0;
         }
         if is_dropped {
@@ -358,7 +264,8 @@ impl Engine {
     }
 
     /// Ends a storage. A framework may drop its bytes in the order of `compute` when this returns;
-    /// the engine frees its own. Nothing waits on the host.
+    /// the engine frees its own, and those whose address stays once all that uses them is known
+    /// done (see [`Engine::alloc_fixed`]). Nothing waits on the host.
     ///
     /// # Errors
     /// `Usage` for handles and streams; driver errors, after which the storage goes on as if its
@@ -404,7 +311,12 @@ impl Engine {
     /// Ends a storage in the order of stream `on`.
     fn end(&mut self, id: StorageId, on: usize) -> Result<()> {
         self.unlist(id)?;
-        if self.slots.get(id.0, "release")?.range.is_none() {
+        let slot = self.slots.get(id.0, "release")?;
+        if slot.owner == Owner::Fixed && slot.is_mapped() {
+            // No stream orders what becomes of them: they go when all that uses them is known done.
+            return self.bury(id, on);
+        }
+        if slot.range.is_none() {
             return self.forget(id);
         }
         let passed = self.users_passed(id, on);
@@ -445,9 +357,12 @@ impl Engine {
     }
 
     /// The storage is no more; its block goes back, busy while a copy uses it.
-    fn forget(&mut self, id: StorageId) -> Result<()> {
+    pub(super) fn forget(&mut self, id: StorageId) -> Result<()> {
         let slot = self.slots.remove(id.0, "release")?;
         let last_use = slot.last_use();
+        if let Some(fixed) = slot.fixed {
+            self.handles.release(&mut self.backend, fixed);
+        }
         match slot.block {
             Some(block) => self.give_back(block, last_use),
             None => Ok(()),

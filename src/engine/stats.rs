@@ -49,6 +49,10 @@ pub struct Stats {
     pub guesses: Guesses,
     /// Readers whose stream was made to wait for a copy-in that was begun only when they came.
     pub stalls: u64,
+    /// Times the host waited for memory to map, so that bytes could come to their fixed address.
+    pub memory_stalls: u64,
+    /// Host time of that.
+    pub memory_stall_time: Duration,
     /// Device time that readers' streams waited for copy-ins; only with `Options::time_stalls`.
     pub stall_time: Duration,
     /// With `Options::spans_max`: device time of copies out, from when each could begin; those
@@ -79,6 +83,10 @@ pub struct Stats {
     pub storages: u64,
     /// Now: device bytes evicted and not given back yet.
     pub unreleased_bytes: u64,
+    /// Now: device memory that is mapped at fixed addresses.
+    pub mapped_bytes: u64,
+    /// Now: device memory that is kept to be mapped, or that the device refused to take back.
+    pub idle_memory_bytes: u64,
     /// Now: device bytes fetched ahead that no reader asked for.
     pub prefetched_bytes: u64,
     /// Now: bytes on their way out.

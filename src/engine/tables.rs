@@ -15,7 +15,7 @@
 use super::Engine;
 use super::batch::Packer;
 use crate::backend::Backend;
-use crate::copy::{CopyFailed, End};
+use crate::copy::{CopyFailed, End, Left};
 use crate::error::Result;
 use crate::pack;
 use crate::pinned::Block;
@@ -107,10 +107,11 @@ impl Engine {
         ended: &std::result::Result<End, CopyFailed>,
     ) {
         let end = match ended {
-            Ok(end) => Some(end),
-            Err(failed) => failed.end.as_ref(),
+            Ok(end) | Err(CopyFailed { left: Left::Until(end), .. }) => end,
+            // No kernel reads it, or none that anybody comes after: the device is given up.
+            Err(_) => return,
         };
-        if let (Some(index), Some(end)) = (table, end) {
+        if let Some(index) = table {
             self.packer.tables[index].last = Some(end.point.clone());
         }
     }

@@ -138,6 +138,7 @@ impl Engine {
             Some(slot) if slot.is_dropped => {}
             Some(slot) => {
                 let (was, home, len) = (slot.residency(), slot.home, slot.len);
+                let owner = slot.owner;
                 slot.become_(Residency::Lost);
                 if let Some(ordinal) = slot.ordinal.take() {
                     self.prefetcher.gone(ordinal);
@@ -145,7 +146,7 @@ impl Engine {
                 self.policy.forget(id);
                 slot.ticket = 0;
                 match was {
-                    Residency::Evicting => self.ledgers[home].unreleased_bytes -= len,
+                    Residency::Evicting => self.ledgers[home].leave(owner, len),
                     Residency::Refilling => self.prefetcher.wasted(len),
                     _ => {}
                 }

@@ -70,8 +70,17 @@ impl Memory {
 
     /// The driver lends bytes.
     pub(super) fn alloc(&mut self, actors: &mut Actors, step: Step, range: DeviceRange) {
+        self.lend(actors, step, range, true);
+    }
+
+    /// The host has memory mapped; the driver orders that behind nothing.
+    pub(super) fn map(&mut self, actors: &mut Actors, step: Step, range: DeviceRange) {
+        self.lend(actors, step, range, false);
+    }
+
+    fn lend(&mut self, actors: &mut Actors, step: Step, range: DeviceRange, is_ordered: bool) {
         let uses = Use { access: Access::Alloc, span: range.into() };
-        let Some(stamp) = self.access(actors, step, uses, true) else { return };
+        let Some(stamp) = self.access(actors, step, uses, is_ordered) else { return };
         let place = Place::Device(step.device);
         for held in self.allocs.insert(place, range.at().0, range.end(), stamp) {
             self.found.pair(Kind::WriteAfterWrite, held);

@@ -25,6 +25,8 @@
 //! * An allocation by the driver ([`Op::Alloc`]) comes after the driver's last release of those
 //!   bytes. One that a framework noted ([`Alloc`](Access::Alloc)) has no order of its own, since a
 //!   caching allocator goes by stream order, except behind a release to the driver.
+//! * A mapping ([`Op::Map`]) is an allocation and an unmapping a release, both by the host and at
+//!   once: they come after what the host did and learned, and after nothing else.
 //! * A worker's use comes after all that the host did before it was noted: note it when the bytes
 //!   are handed over. A worker's use of *no* bytes stands for its answer: the host is then behind
 //!   all that was noted of that worker, so give each job in flight a number of its own.
@@ -157,6 +159,14 @@ impl Checker {
                 let step = self.enter(record, stream, "free");
                 self.memory.free(&mut self.actors, step, range);
             }
+            Op::Map { range } => {
+                let step = self.by_host(record, "map");
+                self.memory.map(&mut self.actors, step, range);
+            }
+            Op::Unmap { range } => {
+                let step = self.by_host(record, "unmap");
+                self.memory.free(&mut self.actors, step, range);
+            }
             Op::CopyOut { from, to, stream } => {
                 let step = self.enter(record, stream, "copy_out");
                 self.memory.noted(&mut self.actors, step, Use::read(from));
@@ -197,10 +207,16 @@ impl Checker {
         Step { seq: record.seq, device: record.device, by, slot, word }
     }
 
+    /// A step of the host.
+    fn by_host(&self, record: &Record, word: &'static str) -> Step {
+        let Record { seq, device, .. } = *record;
+        Step { seq, device, by: Actor::Host, slot: HOST, word }
+    }
+
     fn noted(&mut self, record: &Record, by: Actor, uses: Use) {
         let Record { seq, device, .. } = *record;
         let step = match by {
-            Actor::Host => Step { seq, device, by, slot: HOST, word: "note" },
+            Actor::Host => self.by_host(record, "note"),
             Actor::Stream(stream) => {
                 let slot = self.actors.stream(stream, device);
                 let is_use = !matches!(uses.access, Access::Alloc | Access::Free);

@@ -58,7 +58,8 @@ pub struct Touch {
     pub by: Actor,
     /// Which bytes, and how; `None` where it is about an event.
     pub uses: Option<Use>,
-    /// A kernel's name, or `copy_out`, `copy_in`, `alloc`, `free`, `note`, `wait`, `record`.
+    /// A kernel's name, or `copy_out`, `copy_in`, `alloc`, `free`, `map`, `unmap`, `note`, `wait`,
+    /// `record`.
     pub word: &'static str,
 }
 
@@ -171,7 +172,7 @@ impl fmt::Display for Hazard {
             (Kind::ReadUndefined, Some(first)) => {
                 write!(f, "{second} reads what nothing wrote since {first}")?;
             }
-            (Kind::WriteAfterWrite, Some(first)) if second.word == "alloc" => {
+            (Kind::WriteAfterWrite, Some(first)) if matches!(second.word, "alloc" | "map") => {
                 write!(f, "{second} takes what {first} still holds")?;
             }
             (Kind::Leak, _) => write!(f, "nothing gave back what {second} took")?,

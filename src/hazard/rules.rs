@@ -12,7 +12,7 @@
 //!   Update                       UseBeforeAlloc   ReadAfterWrite        WriteAfterRead
 //!   Write                        UseBeforeAlloc   WriteAfterWrite       WriteAfterRead
 //!   Free                         FreeInFlight     FreeInFlight          FreeInFlight
-//!   Alloc, noted                 WriteAfterWrite  WriteAfterWrite       WriteAfterRead
+//!   Alloc, noted or mapped       WriteAfterWrite  WriteAfterWrite       WriteAfterRead
 //!   Alloc, by the driver         -                -                     -
 //!   and in any order: a use of bytes that are away is UseAfterFree, a Free of them DoubleFree, a
 //!   read of bytes nobody wrote is ReadUndefined

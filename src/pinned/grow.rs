@@ -83,7 +83,7 @@ pub(super) fn lend(
     }
     let left = left(inner, &ledger);
     if room > left.saturating_add(ledger.unused()) {
-        return Err(over(inner, &ledger, "the budget has no room"));
+        return Err(over(inner, &ledger, ""));
     }
     // Arenas that are unused and yet too small are worth less than one that is large enough.
     let unused = if room > left { ledger.unseat() } else { Vec::new() };
@@ -144,7 +144,7 @@ pub(super) fn missing(inner: &Inner, ledger: &Ledger, len: Bytes) -> Result<u64>
     let free = ledger.space.bytes(Use::Free) + ledger.space.bytes(Use::Idle);
     let missing = len.get().saturating_sub(free);
     if missing > left(inner, ledger) {
-        return Err(over(inner, ledger, "the budget has no room").bytes(len));
+        return Err(over(inner, ledger, "").bytes(len));
     }
     Ok(missing.next_multiple_of(GRAIN))
 }
@@ -174,7 +174,7 @@ fn left(inner: &Inner, ledger: &Ledger) -> u64 {
 pub(super) fn plan(inner: &Inner, ledger: &Ledger, least: u64, size: u64) -> Result<u64> {
     let left = left(inner, ledger);
     if least > left {
-        return Err(over(inner, ledger, "the budget has no room"));
+        return Err(over(inner, ledger, ""));
     }
     if ledger.seats.len() >= inner.options.arena_max {
         return Err(over(inner, ledger, "there are as many arenas as may be"));
@@ -234,10 +234,12 @@ fn roomy(inner: &Inner, size: u64) -> Result<()> {
     }
 }
 
+/// `why` is empty where the budget has no room: the error's kind says that already.
 pub(super) fn over(inner: &Inner, ledger: &Ledger, why: &str) -> Error {
     let stats = inner.stats(ledger);
     let largest = Bytes(ledger.space.largest_free());
-    let detail = format!("{why}: {stats}, largest free range {largest}");
+    let colon = if why.is_empty() { "" } else { ": " };
+    let detail = format!("{why}{colon}{stats}, largest free range {largest}");
     Error::new(Kind::OverBudget, "grow").detail(detail)
 }
 

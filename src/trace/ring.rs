@@ -69,6 +69,10 @@ pub struct Counters {
     pub allocs: u64,
     /// Device releases.
     pub frees: u64,
+    /// Memory mapped at reserved addresses.
+    pub maps: u64,
+    /// Memory taken away from them.
+    pub unmaps: u64,
     /// Events created; none in a steady state.
     pub events_opened: u64,
     /// Waits of the host for the whole device; none between steps.
@@ -99,6 +103,8 @@ impl Counters {
             Op::Launch { .. } => self.launches += 1,
             Op::Alloc { .. } => self.allocs += 1,
             Op::Free { .. } => self.frees += 1,
+            Op::Map { .. } => self.maps += 1,
+            Op::Unmap { .. } => self.unmaps += 1,
             Op::OpenEvent(_) => self.events_opened += 1,
             Op::Sync => self.syncs += 1,
             Op::OpenStream(_)

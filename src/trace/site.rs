@@ -70,6 +70,10 @@ sites! {
     ReleaseQuery => E2,
     /// `releasable` with several streams: are all of them past their last use?
     ReleaseFence => E2,
+    /// Before bytes are unmapped, whose address stays: are the copies of them done?
+    UnmapQuery => E2,
+    /// The same: are all streams past their last use?
+    UnmapFence => E2,
     /// `acquire` for writing, of bytes that are still being copied out.
     LiveWriteWait => E2,
     /// `read_host`: is the copy-out done?

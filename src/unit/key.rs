@@ -5,7 +5,7 @@
 //! Invariant: a key names at most one thing ever: its slot's generation changes when it goes.
 //!
 //! ```text
-//!   Key { owner, index, generation }  ->  StreamId, EventId, StorageId  ->  Table<T> slot
+//!   Key { owner, index, generation }  ->  StreamId, EventId, MemoryId, StorageId  ->  Table<T>
 //! ```
 //!
 //! Everyone may use it, by way of [`crate::unit`].
@@ -64,6 +64,10 @@ id!(
 id!(
     /// An event of one backend.
     EventId
+);
+id!(
+    /// Physical device memory of one backend, to be mapped at an address.
+    MemoryId
 );
 id!(
     /// A storage of one engine.

@@ -8,6 +8,8 @@
 //!   flight, which is the caller's word (`Pinner::unregister`).
 //! * That a stream closed by its owner is stale to those who adopted it. To a driver the handle is
 //!   a pointer; that its owner keeps it alive is the owner's word (`Backend::adopt_stream`).
+//! * That unmapped bytes take no work, and that unmapping bytes in use is a loss. A driver says so
+//!   when the work runs, and then the process is over.
 //! * What kernels do. Each backend runs a form of its own; that one without a form for it is
 //!   refused is a promise here.
 //! * That the last bytes of a device are lent once frees before them have run. No test can have all
@@ -38,6 +40,12 @@ macro_rules! each_promise {
             memory::too_large_an_allocation_changes_nothing,
             memory::allocations_are_aligned_and_disjoint,
             memory::an_unregistered_range_is_gone,
+            mapping::bytes_come_and_go_and_their_address_stays,
+            mapping::several_pieces_of_memory_are_one_range,
+            mapping::mapped_bytes_are_bytes_of_every_stream,
+            mapping::what_is_mapped_is_neither_mapped_again_nor_given_back,
+            mapping::mappings_that_do_not_fit_are_refused,
+            mapping::accounts_follow_memory_and_not_addresses,
             refusal::lengths_that_differ_are_refused,
             refusal::empty_requests_are_refused,
             refusal::a_copy_over_two_registrations_is_refused,

@@ -3,7 +3,9 @@
 use crate::fake::{Pages, calls, foreign_stream, primary};
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Backend, Cost, Kernel, Timing};
-use lightering::{Bytes, DevicePtr, DeviceRange, EventId, PinnedPtr, PinnedRange, StreamId};
+use lightering::{
+    Bytes, DevicePtr, DeviceRange, EventId, MemoryId, PinnedPtr, PinnedRange, StreamId,
+};
 
 /// The fake driver runs this one: `fill_u32(u32 *at, u32 value, u32 count)`.
 pub(crate) static FILL: Kernel = Kernel {
@@ -33,6 +35,9 @@ pub(crate) struct Bench {
     pub(crate) host: PinnedPtr,
     /// Pages that are not registered.
     pub(crate) spare: Pages,
+    /// Addresses where something is mapped, and addresses with memory that is not.
+    pub(crate) mapped: (DeviceRange, MemoryId),
+    pub(crate) apart: (DeviceRange, [MemoryId; 2]),
 }
 
 impl Bench {
@@ -51,9 +56,15 @@ impl Bench {
         let pages = Pages::new(Bench::LEN as usize);
         // SAFETY: `pages` outlives the registration, which `close` ends.
         let host = unsafe { cuda.pinner().register(pages.at(), Bytes(Bench::LEN)) }.unwrap();
+        let unit = cuda.map_granularity().unwrap();
+        let mut memory = || cuda.create_memory(unit).unwrap();
+        let memory = [memory(), memory(), memory()];
+        let mapped = (cuda.reserve_range(unit).unwrap(), memory[0]);
+        let apart = (cuda.reserve_range(unit + unit).unwrap(), [memory[1], memory[2]]);
+        cuda.map_memory(mapped.0, &[mapped.1]).unwrap();
         calls();
         let spare = Pages::new(4096);
-        Bench { cuda, own, lent, event, timed, at, pages, host, spare }
+        Bench { cuda, own, lent, event, timed, at, pages, host, spare, mapped, apart }
     }
 
     pub(crate) fn raw(&self, stream: StreamId) -> u64 {
@@ -68,8 +79,21 @@ impl Bench {
         pinned(self.host.0, Bench::LEN)
     }
 
+    /// Ends what is mapped, if it still is, and the memory behind it.
+    pub(crate) fn unmap(&mut self) {
+        let (range, [one, two]) = self.apart;
+        for range in [self.mapped.0, range] {
+            let _ = self.cuda.unmap_memory(range);
+            let _ = self.cuda.release_range(range);
+        }
+        for memory in [self.mapped.1, one, two] {
+            let _ = self.cuda.close_memory(memory);
+        }
+    }
+
     /// Ends the registrations, if they are still there, and lets everything go.
-    pub(crate) fn abandon(self) {
+    pub(crate) fn abandon(mut self) {
+        self.unmap();
         let pinner = self.cuda.pinner();
         let first = pinner.unregister(self.host);
         assert!(
@@ -80,7 +104,8 @@ impl Bench {
         let _ = pinner.unregister(PinnedPtr(self.spare.at().addr().get() as u64));
     }
 
-    pub(crate) fn close(self) {
+    pub(crate) fn close(mut self) {
+        self.unmap();
         self.cuda.pinner().unregister(self.host).unwrap();
     }
 }

@@ -12,8 +12,9 @@ macro_rules! stories {
                 let rigs = crate::cuda_rig::cuda();
                 assert_eq!(rigs.len(), 1, "the fake driver has a device");
                 rigs.iter().for_each(|rig| crate::$topic::$promise(&**rig));
-                let Alive { streams, events, pinned, holds, .. } = alive();
+                let Alive { streams, events, pinned, holds, ranges, handles, mapped, .. } = alive();
                 assert_eq!((streams, events, pinned, holds), (0, 0, 0, 0), "left behind");
+                assert_eq!((ranges, handles, mapped), (0, 0, 0), "left mapped");
             });
         })*
     };

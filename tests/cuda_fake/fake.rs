@@ -77,6 +77,7 @@ pub(crate) fn library() -> Option<&'static Path> {
             ("fake_libcuda.rs", include_str!("fake_libcuda.rs")),
             ("fake_args.rs", include_str!("fake_args.rs")),
             ("fake_state.rs", include_str!("fake_state.rs")),
+            ("fake_nvtx.rs", include_str!("fake_nvtx.rs")),
         ] {
             std::fs::write(dir.join(name), text).unwrap();
         }
@@ -206,12 +207,15 @@ pub(crate) struct Alive {
     pub(crate) memory: u64,
     pub(crate) pinned: u64,
     pub(crate) holds: u64,
+    pub(crate) ranges: u64,
+    pub(crate) handles: u64,
+    pub(crate) mapped: u64,
 }
 
 pub(crate) fn alive() -> Alive {
     let get: unsafe extern "C" fn(*mut Alive) = function("fake_alive");
     let mut alive = Alive::default();
-    // SAFETY: six numbers, as the fake writes them.
+    // SAFETY: nine numbers, as the fake writes them.
     unsafe { get(&mut alive) };
     alive
 }

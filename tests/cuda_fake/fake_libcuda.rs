@@ -8,6 +8,7 @@
 //!
 //! ```text
 //!   FAKE_CUDA=driver:13000,devices:2,fail:cuEventRecord:1:700    script, read at the first call
+//!   gate:cuMemHostRegister_v2:5:6   such a call writes to pipe 5, then waits for a byte of pipe 6
 //!   fake_script(text)   a new script for the calls from now on; counts start anew
 //!   fake_log(buffer)    takes the calls written down so far: "name arg arg ..", hexadecimal
 //!   fake_alive, fake_mode                                        what is left; the thread's mode
@@ -34,6 +35,8 @@ macro_rules! export {
     };
 }
 
+mod fake_nvtx;
+
 macro_rules! api {
     ($(fn $name:ident($state:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
         export! { $name, ($($arg: $type),*) -> u32 {
@@ -41,6 +44,7 @@ macro_rules! api {
                 eprintln!("{} was called after the driver was gone", stringify!($name));
                 std::process::abort();
             }
+            gate(stringify!($name));
             let $state = &mut *state();
             $state.note(stringify!($name), &[$($arg.word()),*]);
             if let Some(code) = $state.script().failure(stringify!($name)) {
@@ -95,6 +99,7 @@ api! {
             33 => device % 256,
             34 | 50 => 0,
             41 => s.script().unified,
+            102 => s.script().mapping,
             115 => s.script().pools,
             _ => return Err(INVALID_VALUE),
         };
@@ -126,6 +131,8 @@ api! {
     fn cuCtxSynchronize(s) {
         s.current()?;
         if !s.script().captures.is_empty() {
+            // As seen on a device: whoever captures finds its graph spoiled.
+            s.script().captures.values_mut().for_each(|status| *status = INVALIDATED);
             return Err(CAPTURE_UNSUPPORTED);
         }
     }
@@ -145,6 +152,19 @@ api! {
     fn cuStreamGetCtx(s, stream: u64, context: At<u64>) {
         context.put(0, s.stream(stream)?);
     }
+    fn cuStreamSynchronize(s, stream: u64) {
+        s.stream(stream)?;
+        s.uncaptured(stream)?;
+    }
+    fn cuStreamQuery(s, stream: u64) {
+        s.stream(stream)?;
+        s.uncaptured(stream)?;
+        s.unsafe_call()?;
+        if s.script().not_ready > 0 {
+            s.script().not_ready -= 1;
+            return Err(NOT_READY);
+        }
+    }
     fn cuStreamIsCapturing(s, stream: u64, status: At<u32>) {
         s.stream(stream)?;
         status.put(0, s.script().captures.get(&stream).copied().unwrap_or(0));
@@ -155,8 +175,11 @@ api! {
     }
     fn cuStreamEndCapture(s, stream: u64, graph: At<u64>) {
         s.stream(stream)?;
-        s.script().captures.remove(&stream).ok_or(NOT_CAPTURING)?;
-        graph.put(0, s.handle());
+        match s.script().captures.remove(&stream) {
+            None => return Err(NOT_CAPTURING),
+            Some(INVALIDATED) => return Err(CAPTURE_INVALIDATED),
+            Some(_) => graph.put(0, s.handle()),
+        }
     }
     fn cuGraphDestroy(s, _graph: u64) {
         assert!(s.started);
@@ -200,16 +223,13 @@ api! {
     }
     fn cuMemGetInfo_v2(s, free: At<usize>, total: At<usize>) {
         s.current()?;
-        let used: usize = s.memory.values().sum();
+        let used = s.used();
         free.put(0, s.script().memory.saturating_sub(used));
         total.put(0, s.script().memory);
     }
     fn cuMemPoolCreate(s, pool: At<u64>, props: At<i32>) {
+        s.device_memory(props)?;
         let (current, raw) = (s.current()?, s.handle());
-        // Pinned memory of a device: allocation type 1, no handle type, location type 1.
-        let props = [0, 1, 2, 3].map(|index| props.get(index));
-        assert_eq!(props[..3], [1, 0, 1]);
-        assert_eq!(0x100_0000 + props[3] as u64 * 0x100, current);
         s.pools.insert(raw, current);
         pool.put(0, raw);
     }
@@ -246,6 +266,58 @@ api! {
         s.current()?;
         s.unsafe_call()?;
         s.give(at)?;
+    }
+    fn cuMemGetAllocationGranularity(s, bytes: At<usize>, props: At<i32>, _which: u32) {
+        s.device_memory(props)?;
+        bytes.put(0, s.script().granularity);
+    }
+    fn cuMemAddressReserve(
+        s, at: At<u64>, len: usize, _alignment: usize, _wish: u64, flags: u64
+    ) {
+        s.current()?;
+        s.unsafe_call()?;
+        assert_eq!(flags, 0);
+        at.put(0, s.reserve(len)?);
+    }
+    fn cuMemAddressFree(s, at: u64, len: usize) {
+        s.unsafe_call()?;
+        s.free_range(at, len)?;
+    }
+    fn cuMemCreate(s, memory: At<u64>, len: usize, props: At<i32>, flags: u64) {
+        s.unsafe_call()?;
+        s.device_memory(props)?;
+        assert_eq!(flags, 0);
+        s.check_room(len)?;
+        let raw = s.handle();
+        s.handles.insert(raw, len);
+        memory.put(0, raw);
+    }
+    fn cuMemRelease(s, memory: u64) {
+        s.unsafe_call()?;
+        s.handles.remove(&memory).ok_or(INVALID_VALUE)?;
+    }
+    fn cuMemMap(s, at: u64, len: usize, offset: usize, memory: u64, flags: u64) {
+        s.current()?;
+        s.unsafe_call()?;
+        assert_eq!((offset, flags), (0, 0));
+        s.map(at, len, memory)?;
+    }
+    fn cuMemSetAccess(s, at: u64, len: usize, who: At<i32>, count: usize) {
+        s.unsafe_call()?;
+        // This device, to read and write.
+        let who = [0, 1, 2].map(|index| who.get(index));
+        assert_eq!((who[0], who[2], count), (1, 3, 1));
+        assert_eq!(0x100_0000 + who[1] as u64 * 0x100, s.current()?);
+        for at in s.mappings(at, len)? {
+            s.mapped.entry(at).and_modify(|mapping| mapping.2 = true);
+        }
+    }
+    fn cuMemUnmap(s, at: u64, len: usize) {
+        s.current()?;
+        s.unsafe_call()?;
+        for at in s.mappings(at, len)? {
+            s.mapped.remove(&at);
+        }
     }
     fn cuMemcpyDtoHAsync_v2(s, to: At<u8>, from: u64, len: usize, stream: u64) {
         s.stream(stream)?;
@@ -337,76 +409,6 @@ api! {
     }
 }
 
-impl State {
-    /// Copies of one batch, each between page-locked memory and the device.
-    fn batch(
-        &mut self,
-        [to, from]: [At<u64>; 2],
-        sizes: At<usize>,
-        count: usize,
-        attributes: At<u32>,
-        kinds: [usize; 2],
-        stream: u64,
-    ) -> Result<(), u32> {
-        self.stream(stream)?;
-        // One kind of copies, from the first one on, without flags; both hints unused. The legacy
-        // stream is refused.
-        let words = [0, 1, 2, 3, 4, 5].map(|index| attributes.get(index));
-        if kinds != [0, 1] || words[1..] != [0; 5] || count == 0 || stream <= 1 {
-            return Err(INVALID_VALUE);
-        }
-        // 1 is the order of the stream.
-        assert_eq!(words[0], 1, "sources may be read before the stream gets there");
-        for index in 0..count {
-            let (to, from, len) = (to.get(index), from.get(index), sizes.get(index));
-            self.copy(to, from, len).or_else(|_| self.copy(from, to, len))?;
-            At::device(to).copy(At::device(from), len);
-        }
-        Ok(())
-    }
-}
-
-export! {
-    /// A range of the thread's; less than 0 where no tool listens.
-    nvtxRangePushA, (text: Text) -> i32 {
-        let state = &mut *state();
-        if state.script().tool == 0 {
-            return -2;
-        }
-        let text = text.read();
-        state.log.push(format!("begin:{}", text.replace(' ', "_")));
-        state.ranges.push(text);
-        state.ranges.len() as i32 - 1
-    }
-}
-
-export! {
-    nvtxRangePop, () -> i32 {
-        let state = &mut *state();
-        state.log.push("end".to_owned());
-        match state.ranges.pop() {
-            Some(_) => state.ranges.len() as i32,
-            None => -2,
-        }
-    }
-}
-
-export! {
-    /// A range of the process's.
-    nvtxRangeStartA, (text: Text) -> u64 {
-        let state = &mut *state();
-        let number = state.handle();
-        state.log.push(format!("start:{}:{number:x}", text.read().replace(' ', "_")));
-        number
-    }
-}
-
-export! {
-    nvtxRangeEnd, (number: u64) -> () {
-        state().log.push(format!("stop:{number:x}"));
-    }
-}
-
 export! {
     /// A new script for the calls from now on.
     fake_script, (text: Text) -> () {
@@ -434,7 +436,8 @@ export! {
 }
 
 export! {
-    /// What is alive: streams, events, pools, device allocations, registrations, holds on contexts.
+    /// What is alive: streams, events, pools, device allocations, registrations, holds on contexts,
+    /// reserved ranges, memory to be mapped, mappings.
     fake_alive, (counts: At<u64>) -> () {
         let state = &*state();
         let holds: u64 = state.holds.values().sum();
@@ -445,6 +448,9 @@ export! {
             state.memory.len() as u64,
             state.pinned.len() as u64,
             holds,
+            state.ranges.len() as u64,
+            state.handles.len() as u64,
+            state.mapped.len() as u64,
         ];
         lens.into_iter().enumerate().for_each(|(index, len)| counts.put(index, len));
     }

@@ -59,7 +59,7 @@ fn meaning(code: u32) -> Kind {
 }
 
 /// Every code that has a name, and the fatal ones that have none.
-fn codes() -> Vec<u32> {
+pub(crate) fn codes() -> Vec<u32> {
     let named = (1..1000).filter(|code| code_name(*code).starts_with("CUDA_ERROR_"));
     let mut codes: Vec<u32> = named.chain(FATAL.iter().copied()).collect();
     codes.sort_unstable();
@@ -80,6 +80,12 @@ const VERBS: &[Verb] = &[
     ("copy_in", |b| b.cuda.copy_in(b.device(), b.pinned(), b.lent)),
     ("alloc_device", |b| b.cuda.alloc_device(Bytes(8), b.lent).map(drop)),
     ("free_device", |b| b.cuda.free_device(b.at, b.lent)),
+    ("reserve_range", |b| b.cuda.reserve_range(Bytes(4096)).map(drop)),
+    ("release_range", |b| b.cuda.release_range(b.apart.0)),
+    ("create_memory", |b| b.cuda.create_memory(Bytes(4096)).map(drop)),
+    ("close_memory", |b| b.cuda.close_memory(b.apart.1[0])),
+    ("map_memory", |b| b.cuda.map_memory(b.apart.0, &b.apart.1)),
+    ("unmap_memory", |b| b.cuda.unmap_memory(b.mapped.0)),
     ("memory", |b| b.cuda.memory().map(drop)),
     ("launch", |b| b.cuda.launch(&FILL, Grid::row(1, 1), &fill_args(b), b.lent)),
     ("capturing", |b| b.cuda.capturing(b.lent).map(drop)),
@@ -117,7 +123,7 @@ fn calls_of(verb: Verb) -> Vec<String> {
 }
 
 /// After a loss: the same error from every verb, and not one driver call, to the last drop.
-fn must_be_lost(mut b: Bench, first: &Error, op: &str, code: u32) {
+pub(crate) fn must_be_lost(mut b: Bench, first: &Error, op: &str, code: u32) {
     assert_eq!((first.kind(), first.op(), first.driver_code()), (Kind::Lost, op, Some(code)));
     assert!(first.to_string().contains("first seen in"), "{first}");
     calls();
@@ -155,8 +161,10 @@ fn h55_every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do()
                         assert_eq!((current(), mode()), (0, 0), "{op} {call} {code}");
                         let answers = match (op, call.as_str(), code) {
                             ("query" | "fence", "cuEventQuery", 600) => true, // not yet: an answer
-                            (_, "cuMemAllocFromPoolAsync", 2) => true, // trimmed, tried once more
-                            ("capturing", "cuStreamIsCapturing", 906) => true,
+                            // Trimmed, tried once more.
+                            (_, "cuMemAllocFromPoolAsync" | "cuMemCreate", 2) => true,
+                            ("capturing" | "close_stream", "cuStreamIsCapturing", 906) => true,
+                            ("close_stream", "cuStreamQuery", 600) => true,
                             _ => false,
                         };
                         if answers {

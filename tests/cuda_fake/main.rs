@@ -10,19 +10,26 @@ mod promises;
 mod batches;
 mod bench;
 mod conformance;
+mod ends;
 mod fake;
 mod faults;
 mod interop;
 mod nvtx;
+mod pinning;
 mod probe;
 mod process;
 mod refusals;
 mod steps;
+mod sync;
 mod twins;
 mod verbs;
 
 #[path = "../conformance/cuda_rig.rs"]
 mod cuda_rig;
+#[path = "../conformance/mapping.rs"]
+mod mapping;
+#[path = "mapping.rs"]
+mod mapping_faults;
 #[path = "../conformance/memory.rs"]
 mod memory;
 #[path = "../conformance/order.rs"]

@@ -250,6 +250,7 @@ fn a_device_moves_between_threads_and_dies_with_one() {
                 .unwrap();
             scope.spawn(move || assert!(fence.done(event).unwrap())).join().unwrap();
         });
+        b.unmap();
         let Bench { cuda, host, .. } = b;
         let pinner = cuda.pinner();
         std::thread::spawn(move || {

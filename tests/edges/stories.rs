@@ -30,17 +30,17 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    const fn new(site: Site, name: &'static str, run: fn(&mut Rig)) -> Story {
+    pub(crate) const fn new(site: Site, name: &'static str, run: fn(&mut Rig)) -> Story {
         let pool = Bytes::mib(1);
         let faults = FaultPlan::default;
         Story { site, name, streams: 1, pool, options: bounds, faults, run, unseen: None }
     }
 
-    const fn two_streams(self) -> Story {
+    pub(crate) const fn two_streams(self) -> Story {
         Story { streams: 2, ..self }
     }
 
-    const fn with(self, options: fn() -> Options) -> Story {
+    pub(crate) const fn with(self, options: fn() -> Options) -> Story {
         Story { options, ..self }
     }
 }
@@ -101,11 +101,11 @@ pub(crate) const STORIES: &[Story] = &[
         .with(one_transfer),
 ];
 
-const LEN: Bytes = Bytes::kib(2);
+pub(crate) const LEN: Bytes = Bytes::kib(2);
 /// The pattern of whoever takes bytes over.
 const OTHER: u64 = 99;
 
-fn bounds() -> Options {
+pub(crate) fn bounds() -> Options {
     Options { trunk_bytes_max: Bytes::kib(1), prefetch_count_max: 0, note_uses: false, ..options() }
 }
 

@@ -54,6 +54,8 @@ fn check(records: &[Record], counters: Counters) {
         launches: count(|op| matches!(op, Op::Launch { .. })),
         allocs: count(|op| matches!(op, Op::Alloc { .. })),
         frees: count(|op| matches!(op, Op::Free { .. })),
+        maps: count(|op| matches!(op, Op::Map { .. })),
+        unmaps: count(|op| matches!(op, Op::Unmap { .. })),
         events_opened: count(|op| matches!(op, Op::OpenEvent(_))),
         syncs: count(|op| matches!(op, Op::Sync)),
         failures: records.iter().filter(|r| r.failed.is_some()).count() as u64,
@@ -73,7 +75,7 @@ fn records(data: &[u8], owner: u32) -> Vec<Record> {
 }
 
 fn op(input: &mut Input<'_>, owner: u32) -> Op {
-    let kind = input.below(14);
+    let kind = input.below(16);
     let key = Key { owner, index: u32::from(input.byte()), generation: 0 };
     let (stream, event) = (StreamId(key), EventId(key));
     // Shifted, so that no sum of lengths leaves 64 bits.
@@ -98,6 +100,8 @@ fn op(input: &mut Input<'_>, owner: u32) -> Op {
             let uses = Use { access: Access::Update, span: Span::Device(device) };
             Op::Use { by: Actor::Stream(stream), uses }
         }
+        13 => Op::Map { range: device },
+        14 => Op::Unmap { range: device },
         _ => Op::Sync,
     }
 }

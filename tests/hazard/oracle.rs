@@ -182,9 +182,33 @@ impl Oracle {
             }
             Op::Launch { stream, .. } => self.launch = Some((stream, self.on(stream, record))),
             Op::Use { by, uses } => self.noted(record, by, uses, launch),
-            Op::Alloc { range, stream } => self.alloc(record, stream, range),
-            Op::Free { range, stream } => self.free(record, stream, range),
+            Op::Alloc { .. } | Op::Free { .. } | Op::Map { .. } | Op::Unmap { .. } => {
+                self.come_or_go(record);
+            }
             Op::Name { range, .. } => self.name(record.device, range),
+        }
+    }
+
+    /// Bytes come into being, or go away.
+    fn come_or_go(&mut self, record: &Record) {
+        match record.op {
+            Op::Alloc { range, stream } => {
+                let node = self.on(stream, record);
+                self.alloc(node, record, Actor::Stream(stream), range);
+            }
+            Op::Free { range, stream } => {
+                let node = self.on(stream, record);
+                self.free(node, record, Actor::Stream(stream), range);
+            }
+            Op::Map { range } => {
+                let node = self.node(Who::Host);
+                self.alloc(node, record, Actor::Host, range);
+            }
+            Op::Unmap { range } => {
+                let node = self.node(Who::Host);
+                self.free(node, record, Actor::Host, range);
+            }
+            _ => {}
         }
     }
 
@@ -227,11 +251,12 @@ impl Oracle {
         }
     }
 
-    fn alloc(&mut self, record: &Record, stream: StreamId, range: DeviceRange) {
-        let node = self.on(stream, record);
+    /// The driver orders what it lends by itself; what the host has mapped nobody does.
+    fn alloc(&mut self, node: usize, record: &Record, by: Actor, range: DeviceRange) {
         let uses = Use { access: Access::Alloc, span: range.into() };
-        let second = mention(record, Actor::Stream(stream), Some(uses));
-        let Some(past) = self.access(node, second, true) else { return };
+        let second = mention(record, by, Some(uses));
+        let by_driver = by != Actor::Host;
+        let Some(past) = self.access(node, second, by_driver) else { return };
         let (place, at, end) = (Place::Device(record.device), range.at().0, range.end());
         let overlaps = |a: &(Place, u64, u64, Past)| a.0 == place && a.1 < end && at < a.2;
         let held: Vec<Past> = self.allocs.iter().filter(|a| overlaps(a)).map(|a| a.3).collect();
@@ -241,8 +266,7 @@ impl Oracle {
         self.conclude(node, second, pairs);
     }
 
-    fn free(&mut self, record: &Record, stream: StreamId, range: DeviceRange) {
-        let node = self.on(stream, record);
+    fn free(&mut self, node: usize, record: &Record, by: Actor, range: DeviceRange) {
         let (place, at) = (Place::Device(record.device), range.at().0);
         let lent = self.allocs.iter().find(|a| a.0 == place && a.1 == at).map(|a| a.2 - at);
         let is_gone = self.bytes.get(&(place, at)).is_some_and(|byte| byte.life == Life::Gone);
@@ -254,7 +278,7 @@ impl Oracle {
         self.allocs.retain(|a| !(a.0 == place && a.1 == at));
         let range = DeviceRange::new(range.at(), lightering::Bytes(len)).unwrap();
         let uses = Use { access: Access::Free, span: range.into() };
-        self.access(node, mention(record, Actor::Stream(stream), Some(uses)), true);
+        self.access(node, mention(record, by, Some(uses)), true);
         for at in range.at().0..range.end() {
             self.byte(place, at).freed = Some(node);
         }

@@ -149,7 +149,7 @@ impl Maker {
         let room = self.script.records.len() < 90;
         let on = self.rng.pick(&self.streams.clone());
         let (stream, device) = on;
-        match self.rng.below(24) {
+        match self.rng.below(25) {
             0..=2 => {
                 self.mend_if(room, Some(on));
                 let (from, to) = (self.device_range(), self.pinned_range());
@@ -195,6 +195,16 @@ impl Maker {
                 self.mend_if(room, Some(on));
                 let (at, len) = self.rng.pick(&[(0, 0), (4, 0), (0, 4), (0, 8), (2, 0)]);
                 self.add(device, Op::Free { range: script::device(0x100 + at, len), stream });
+            }
+            18 if self.rng.one_in(2) => {
+                self.mend_if(room, None);
+                let range = self.device_range();
+                self.add(device, Op::Map { range });
+            }
+            18 => {
+                self.mend_if(room, None);
+                let range = self.device_range();
+                self.add(device, Op::Unmap { range });
             }
             _ => self.order(on),
         }

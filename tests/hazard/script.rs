@@ -84,6 +84,14 @@ impl Script {
         self.op(Op::Alloc { range, stream: stream(s) })
     }
 
+    pub(crate) fn map(self, range: DeviceRange) -> Script {
+        self.op(Op::Map { range })
+    }
+
+    pub(crate) fn unmap(self, range: DeviceRange) -> Script {
+        self.op(Op::Unmap { range })
+    }
+
     /// As a backend writes it: by address alone.
     pub(crate) fn free(self, at: u64, s: u32) -> Script {
         self.op(Op::Free { range: device(at, 0), stream: stream(s) })

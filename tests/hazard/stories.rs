@@ -421,3 +421,23 @@ fn a_reused_stream_key_is_another_stream() {
     );
     silent(&reopened(wrote.record(0, 1).query(0, true)));
 }
+
+#[test]
+fn memory_is_mapped_and_unmapped_by_the_host_and_in_no_streams_order() {
+    let range = device(0x100, 16);
+    let mapped = || Script::new(2, 2).map(range).note(0, Access::Write, range);
+    // What comes after the mapping is ordered behind it; the stream's work is not known done.
+    assert_eq!(mapped().unmap(range).kinds(), [Kind::FreeInFlight]);
+    assert_eq!(mapped().record(0, 0).query(0, false).unmap(range).kinds(), [Kind::FreeInFlight]);
+    assert_eq!(mapped().record(0, 0).wait(1, 0).unmap(range).kinds(), [Kind::FreeInFlight]);
+    let known = || mapped().record(0, 0).query(0, true).unmap(range);
+    assert_eq!(known().kinds(), []);
+    assert_eq!(known().note(0, Access::Read, range).kinds(), [Kind::UseAfterFree]);
+    assert_eq!(known().unmap(range).kinds(), [Kind::DoubleFree]);
+    let again = || known().map(range).note(1, Access::Write, range);
+    assert_eq!(again().record(1, 1).query(1, true).unmap(range).kinds(), []);
+    // The write is still under way, and the first mapping is still there.
+    let twice = again().map(range).kinds();
+    assert_eq!(twice, [Kind::WriteAfterWrite, Kind::WriteAfterWrite, Kind::Leak]);
+    assert_eq!(again().record(1, 1).query(1, true).kinds(), [Kind::Leak]);
+}

@@ -30,6 +30,7 @@ const ROOMS: &[(&str, u32)] = &[
     ("hazard", 1),
     ("stream", 2),
     ("pinned", 3),
+    ("handles", 3),
     ("copy", 4),
     ("checksum", 5),
     ("pack", 5),

@@ -14,6 +14,7 @@ use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Orders, Schedule};
 use lightering::trace::Use;
 use lightering::{Acquire, Bytes, DeviceRange, Kind, Options, Storage};
+use std::cell::Cell;
 
 /// One piece of a copy; the torn one has two.
 const LEN: Bytes = Bytes(256);
@@ -149,6 +150,26 @@ pub(crate) fn two_readers() -> u64 {
         release(rig, 0, other);
         release(rig, 0, a);
     })
+}
+
+/// Bytes whose address stays go if the host hears in time that they may, and come home there.
+pub(crate) fn unmapped() -> (u64, u64) {
+    let unmapped = Cell::new(0);
+    let orders = enumerate(Bytes::kib(8), 1, |rig| {
+        let a = rig.engine.alloc_fixed(LEN, rig.streams[0].engine, "x").unwrap();
+        let home = rig.engine.range(a.id()).unwrap();
+        rig.fill(0, home, 1);
+        evict(rig, &a);
+        // The operator for whose input it was evicted.
+        rig.check(0, home, 1, "live".into());
+        (0..3).for_each(|_| flush(rig));
+        assert_eq!(acquire(rig, 0, &a), home);
+        rig.check(0, home, 1, "home".into());
+        unmapped.set(unmapped.get() + rig.engine.stats().seam.unmaps);
+        release(rig, 0, a);
+        flush(rig);
+    });
+    (orders, unmapped.get())
 }
 
 /// A framework's bytes go when they may, are fetched into room that is then given up, and are read

@@ -57,6 +57,7 @@ pub(crate) enum Kind {
     QueryFail,
     QueryNotReady,
     LaunchFail,
+    SyncFail,
     StreamStall,
     SlowCopy,
     TornCopy,
@@ -74,7 +75,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Those that an ordered fault of the simulated device makes.
-    const ORDERED: [Kind; 17] = [
+    const ORDERED: [Kind; 18] = [
         Kind::DeviceOom,
         Kind::PinnedOom,
         Kind::RegisterFail,
@@ -86,6 +87,7 @@ impl Kind {
         Kind::QueryFail,
         Kind::QueryNotReady,
         Kind::LaunchFail,
+        Kind::SyncFail,
         Kind::StreamStall,
         Kind::SlowCopy,
         Kind::FatalCode,
@@ -108,6 +110,7 @@ impl Kind {
         Kind::QueryFail,
         Kind::QueryNotReady,
         Kind::LaunchFail,
+        Kind::SyncFail,
         Kind::StreamStall,
         Kind::SlowCopy,
         Kind::TornCopy,
@@ -326,6 +329,11 @@ fn bounds(dice: &mut Dice) -> Options {
         keep_last_count: dice.below(3) as usize,
         storage_bytes_min: Bytes(dice.below(2) * 256),
         trunk_bytes_max: Bytes(dice.one(&[256, 512, 1000, 4096])),
+        memory_bytes_max: Bytes(dice.one(&[512, 1024, 4096])),
+        memory_pooled_bytes_min: Bytes(dice.one(&[0, 1024])),
+        memory_idle_max: dice.one(&[2, 4]),
+        // A run is a pure function of its seed: no clock of the host's decides in it.
+        memory_wait_max: Duration::from_secs(3600),
         transfers_max: dice.one(&[1, 2, 4, 100]),
         events_max: dice.one(&[8, 16, 64]),
         storages_max: 12,
@@ -342,6 +350,9 @@ fn bounds(dice: &mut Dice) -> Options {
     }
 }
 
+/// A wait for the device is refused by a driver that fails, and by a capture of somebody's.
+const REFUSED: [Fault; 2] = [Fault::Refuse, Fault::Reject(900)];
+
 /// Orders one fault, or several at calls in a row.
 fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
     let kind = dice.one(&Kind::ORDERED);
@@ -349,7 +360,10 @@ fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
     let kind = if kind.is_fatal() && !dice.rarely(3) { Kind::CopySubmitFail } else { kind };
     let times = 1 + dice.below(8) as u32;
     let (spot, within, fault) = match kind {
-        Kind::DeviceOom => (Spot::Alloc, 16, Fault::Refuse),
+        Kind::DeviceOom => {
+            let spots = [Spot::Alloc, Spot::Alloc, Spot::Create, Spot::Map, Spot::Unmap];
+            (dice.one(&spots), 16, Fault::Refuse)
+        }
         Kind::PinnedOom => (Spot::Register, 2, Fault::Refuse),
         Kind::RegisterFail => (Spot::Register, 2, Fault::Reject(dice.one(&[712, 800, 801]))),
         Kind::StreamCreateFail => (Spot::CreateStream, 6, Fault::Refuse),
@@ -360,6 +374,7 @@ fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
         Kind::QueryFail => (Spot::Query, 30, Fault::Refuse),
         Kind::QueryNotReady => (Spot::Query, 30, Fault::NotReady(times * times)),
         Kind::LaunchFail => (Spot::Launch, 20, Fault::Refuse),
+        Kind::SyncFail => (Spot::Sync, 3, dice.one(&REFUSED)),
         Kind::StreamStall => {
             let spot = dice.one(&[Spot::Record, Spot::Wait, Spot::Launch]);
             (spot, 30, Fault::Stall(times * times * times))
@@ -376,4 +391,9 @@ fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
     let nth = 1 + dice.below(within);
     let in_a_row = if kind.is_fatal() { 1 } else { dice.one(&[1, 1, 1, 2, 3]) };
     faults.extend((nth..nth + in_a_row).map(|nth| Ordered { kind, spot, nth, fault }));
+    // What keeps an engine from ordering has it wait for the device: often in vain.
+    if matches!(kind, Kind::RecordFail | Kind::WaitFail) && dice.rarely(3) {
+        let (kind, spot, fault) = (Kind::SyncFail, Spot::Sync, dice.one(&REFUSED));
+        faults.extend((1..2 + dice.below(4)).map(|nth| Ordered { kind, spot, nth, fault }));
+    }
 }

@@ -85,6 +85,8 @@ impl Machine<'_> {
                 return Ok(None);
             }
         };
+        let fixed = self.items[i].fixed;
+        assert!(fixed.is_none_or(|fixed| fixed == range), "the address stays");
         if was_away {
             (self.items[i].writer, self.items[i].readers) = (None, 0);
         }

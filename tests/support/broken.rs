@@ -17,7 +17,7 @@ use lightering::backend::sim::Sim;
 use lightering::backend::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
 use lightering::trace::{Actor, Site, Use};
 use lightering::{
-    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, PinnedRange, Result, StreamId,
+    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, MemoryId, PinnedRange, Result, StreamId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,6 +52,8 @@ pub fn is_query(site: Site) -> bool {
     let queries = [
         Site::ReleaseQuery,
         Site::ReleaseFence,
+        Site::UnmapQuery,
+        Site::UnmapFence,
         Site::HostReadQuery,
         Site::BlockIdleQuery,
         Site::TransferQuery,
@@ -214,6 +216,34 @@ impl<B: Backend> Backend for Broken<B> {
 
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()> {
         self.inner.free_device(at, on)
+    }
+
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        self.inner.map_granularity()
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        self.inner.reserve_range(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        self.inner.release_range(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        self.inner.create_memory(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        self.inner.close_memory(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        self.inner.map_memory(range, memory)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        self.inner.unmap_memory(range)
     }
 
     fn close_stream(&mut self, stream: StreamId) -> Result<()> {

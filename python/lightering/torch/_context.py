@@ -12,35 +12,34 @@ Who may call it: the modes of lightering.torch.
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
-import warnings
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from .. import _native
+from .. import _arguments, _forks, _native
 from .._subclass import flatten, is_plain
 from ..engine import Engine, Size
+from . import _reasons
 from ._packed import Kept, Moved, Packed, Split, unpack
 from ._report import Counts, Report
-from ._stash import Desk, is_child
+from ._stash import Desk
+from ._warn import warn_once
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
 
-# Warnings that were given: each once, however many contexts a training loop makes.
-_told: set[tuple[str, str]] = set()
 
-
-def nbytes_of(size: Size) -> int:
-    """A size in bytes.
+def checked(engine: Any) -> Engine | None:
+    """The engine that a caller passes.
 
     Raises:
-        lightering.Usage: it is no size.
+        TypeError: it is none.
     """
-    return _native.size(size)
+    if engine is not None and not isinstance(engine, Engine):
+        raise TypeError(f"engine={engine!r}: a lightering.Engine, or None for the shared one")
+    return engine
 
 
 class Context:
@@ -51,18 +50,19 @@ class Context:
     """What is wrong where tensors were saved, and none was one that the mode is about."""
 
     def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
-        if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
-            raise ValueError(f"keep_last={keep_last!r}: a count, 0 or more")
-        if placement not in ("cpu", "none"):
-            raise ValueError(f'placement={placement!r}: "cpu" or "none"')
-        if engine is not None and not isinstance(engine, Engine):
-            raise TypeError(f"engine={engine!r}: a lightering.Engine or None")
-        self._keep_last = keep_last
-        self._min_bytes = nbytes_of(min_bytes)
-        self._is_off = placement == "none"
-        self._engine = engine
+        for name, value in (
+            ("keep_last", keep_last), ("min_bytes", min_bytes), ("placement", placement)
+        ):
+            if isinstance(value, Engine):
+                raise TypeError(f"{name}={value!r}: an engine is passed by its name: engine=...")
+        self._keep_last = _arguments.count(keep_last, "keep_last")
+        self._min_bytes = _arguments.size(min_bytes, "min_bytes")
+        self._is_off = _arguments.choice(placement, "placement", ("cpu", "none")) == "none"
+        self._engine = checked(engine)
+        self._forks = _forks.count
         self._modes: dict[torch.device, tuple[Desk, Any]] = {}
         self._counts = Counts()
+        self._before: dict[Desk, tuple[int, float, int]] = {}
         self._entered = threading.local()
         if engine is not None:
             desk = Desk.of(engine)
@@ -71,6 +71,7 @@ class Context:
 
     def _open(self, device: torch.device, desk: Desk) -> tuple[Desk, Any]:
         mode = (desk, _native.Saved(desk.native, self._keep_last, self._min_bytes))
+        self._before[desk] = desk.figures()
         self._modes[device] = mode
         return mode
 
@@ -84,7 +85,7 @@ class Context:
     def __enter__(self) -> Any:
         stack = self._stack()
         if not stack:
-            self._counts = Counts()
+            self._begin()
             for desk, _ in self._modes.values():
                 desk.begin()
         hooks = None if self._is_off else _hooks(self._pack, unpack)
@@ -108,12 +109,17 @@ class Context:
         if stack:
             return
         self._stop()
-        if is_child():
+        if self._forks != _forks.count:
             return
         for desk, _ in self._modes.values():
             desk.flush()
         if kind is None:
             self._test_itself()
+
+    def _begin(self) -> None:
+        """Counts from here on."""
+        self._counts = Counts()
+        self._before = {desk: desk.figures() for desk, _ in self._modes.values()}
 
     def _stack(self) -> list[Any]:
         if not hasattr(self._entered, "stack"):
@@ -126,17 +132,20 @@ class Context:
     def _stop(self) -> None:
         """Left for the last time in this thread."""
 
-    def _wants(self, tensor: torch.Tensor) -> str | None:
+    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
         """None for a tensor that this mode moves; "" for one it is not about; else why not."""
         raise NotImplementedError
 
     def _pack(self, tensor: torch.Tensor) -> Packed:
         """What autograd calls when it saves a tensor."""
-        if is_child():
+        if self._forks != _forks.count:
             return self._keep(tensor)
-        why = self._wants(tensor)
+        storage = tensor.untyped_storage() if is_plain(tensor) else None
+        why = self._wants(tensor, storage)
         if why is None:
-            return self._pack_wanted(tensor)
+            if storage is None:
+                return self._pack_apart(tensor)
+            return self._take(tensor, storage)
         if why:
             self._counts.stay(_extent(tensor), why)
         elif torch._C._current_graph_task_id() == -1:
@@ -147,58 +156,64 @@ class Context:
         """A tensor that stays."""
         return Kept(tensor)
 
-    def _pack_wanted(self, tensor: torch.Tensor) -> Packed:
-        if is_plain(tensor):
-            return self._take(tensor)
+    def _pack_apart(self, tensor: torch.Tensor) -> Packed:
+        """Packs a tensor that is not plain by those that it is of."""
         flat = flatten(tensor)
         if flat is not None:
-            return Split([self._take(leaf) for leaf in flat.leaves], flat.detach())
-        self._counts.stay(_extent(tensor), "unknown kind of tensor")
+            parts = [self._take(leaf, leaf.untyped_storage()) for leaf in flat.leaves]
+            return Split(parts, flat.detach())
+        self._counts.stay(_extent(tensor), _reasons.UNKNOWN_KIND)
         return self._keep(tensor)
 
-    def _take(self, tensor: torch.Tensor) -> Kept | Moved:
+    def _take(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Kept | Moved:
         """Packs a plain tensor that the mode wants to move."""
-        mode = self._mode(tensor.device)
-        why = self._obstacle(tensor, mode)
-        if why is None and mode is not None:
+        device = tensor.device
+        mode = self._modes.get(device) or self._mode(device)
+        if mode is None:
+            why: str | None = _reasons.OTHER_DEVICE
+        elif tensor.is_inference():
+            why = _reasons.INFERENCE
+        elif tensor.is_conj() or tensor.is_neg():
+            why = _reasons.LAZY
+        elif device.type == "cuda" and (refused := self._graph_obstacle(device)):
+            why = refused
+        else:
             desk, saved = mode
-            stash = desk.find(tensor)
-            if stash is not None and stash.version == tensor._version:
+            stash, version = desk.find(storage), tensor._version
+            if stash is not None and stash.version == version:
                 # However small: who keeps a view keeps the storage that left.
                 return Moved(tensor, stash)
-            why = self._reserve(tensor, desk) if stash is None else "edited since it was saved"
-            if why is None:
+            nbytes = whole = storage.nbytes()
+            if tensor.nbytes < whole:
+                # An expanded tensor has no more bytes than its storage, a view has fewer.
+                nbytes = tensor.nbytes
+            if stash is not None:
+                why = _reasons.EDITED
+            elif nbytes < self._min_bytes or not nbytes:
+                why = _reasons.TOO_SMALL
+            elif desk.others and desk.is_of_somebody_else(storage):
+                why = _reasons.OUTLIVED
+            else:
                 try:
-                    stash = desk.pack(saved, self._counts, tensor, self._name)
-                    self._packed(desk, saved)
-                    return Moved(tensor, stash)
-                except (_native.Lost, _native.Closed):
+                    stash = desk.pack(saved, self._counts, storage, version, whole, self._name)
+                except (_native.Lost, _native.Corrupt, _native.Closed):
                     raise
                 except _native.Error as error:
                     why = _reason(error)
-        self._counts.stay(_nbytes(tensor), why or "other device")
+                else:
+                    self._packed(desk, saved)
+                    return Moved(tensor, stash)
+        self._counts.stay(min(tensor.nbytes, storage.nbytes()), why)
         return self._keep(tensor)
 
-    def _reserve(self, tensor: torch.Tensor, desk: Desk) -> str | None:
-        """Why a storage that could move is not worth it."""
-        if _nbytes(tensor) < max(self._min_bytes, 1):
-            return "too small"
-        return "outlived its graph before" if desk.is_of_somebody_else(tensor) else None
-
-    def _obstacle(self, tensor: torch.Tensor, mode: Any) -> str | None:
-        """Why a tensor that the mode wants cannot move."""
-        if mode is None:
-            return "other device"
-        if tensor.is_inference():
-            return "inference tensor"
-        if tensor.is_conj() or tensor.is_neg():
-            return "lazy conjugate"
-        if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    def _graph_obstacle(self, device: torch.device) -> str | None:
+        """Why a CUDA graph keeps a tensor from moving."""
+        if torch.cuda.is_current_stream_capturing():
             self._warn("stays out of a capture: tensors of a CUDA graph stay on the device")
-            return "stream capture"
-        if has_cudagraph_trees(tensor.device):
+            return _reasons.CAPTURE
+        if has_cudagraph_trees(device):
             self._warn("stays out of CUDA graph trees: a replay would overwrite what is moved")
-            return "CUDA graph trees"
+            return _reasons.GRAPH_TREES
         return None
 
     def _packed(self, desk: Desk, saved: Any) -> None:
@@ -223,19 +238,23 @@ class Context:
             )
 
     def _warn(self, what: str) -> None:
-        # Once for each reason, whatever the bytes were.
-        told = (self._name, re.sub(r"\d+", "", what))
-        if told not in _told:
-            _told.add(told)
-            warnings.warn(f"lightering.torch: {self._name}: {what}", stacklevel=4)
+        warn_once(self._name, what)
 
     def report(self) -> Report:
-        """What happened since the context was entered last."""
+        """What happened since the context was entered last.
+
+        Stalls and refused prefetches are the engine's since then, another context's included where
+        both share it at the same time.
+        """
         counts = self._counts
         desks = [desk for desk, _ in self._modes.values()]
         for desk in desks:
             desk.sweep()
         stats = [desk.native.stats() for desk in desks]
+        since = [
+            tuple(now - then for now, then in zip(desk.figures(), self._before[desk], strict=True))
+            for desk in desks
+        ]
         on_gpu = [desk for desk in desks if not desk.is_simulated]
         return Report(
             offered=counts.moved + sum(counts.kept.values()),
@@ -244,18 +263,13 @@ class Context:
             unreleased=counts.moved - counts.released,
             kept=dict(counts.kept),
             restored=counts.restored,
-            stall_count=sum(stat["stall_count"] for stat in stats),
-            stall_seconds=sum(stat["stall_seconds"] for stat in stats),
-            prefetch_refused_count=sum(desk.room.refused_count for desk in desks),
+            stall_count=sum(int(each[0]) for each in since),
+            stall_seconds=sum(float(each[1]) for each in since),
+            prefetch_refused_count=sum(int(each[2]) for each in since),
             pinned=max((stat["pinned_bytes"] for stat in stats), default=0),
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of a plain tensor; an expanded one has no more than its storage."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -283,7 +297,7 @@ def has_cudagraph_trees(device: torch.device) -> bool:
 def _reason(error: Exception) -> str:
     text = str(error)
     if "overlaps" in text:
-        return "shares memory with another"
+        return _reasons.OVERLAPS
     if "captured" in text:
-        return "stream capture"
-    return "refused: " + text.split("[")[0].strip()
+        return _reasons.CAPTURE
+    return f"{_reasons.REFUSED}: " + text.split("[")[0].strip()

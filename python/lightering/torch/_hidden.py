@@ -23,6 +23,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 
 from ..engine import Engine, Size
+from . import _reasons
 from ._context import Context
 from ._stash import Desk
 
@@ -57,7 +58,7 @@ class HiddenStates(Context):
             of the CPU are moved only for an engine of the simulated device.
 
     Raises:
-        ValueError, TypeError, lightering.Usage: an argument that is not allowed, with its name.
+        TypeError, ValueError: an argument that is not allowed, with its name and what is.
 
     Layers of transformers that are called with ``hidden_states=`` as a keyword are called with it
     as a positional argument while a context is active: hooks do not see keywords.
@@ -92,7 +93,7 @@ class HiddenStates(Context):
         self._windows.clear()
         self._largest = 0
 
-    def _wants(self, tensor: torch.Tensor) -> str | None:
+    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
         # _pack, then whoever saves: on a thread of autograd there may be nobody below it.
         apply = sys._getframe(1).f_back
         saver = None if apply is None else apply.f_back
@@ -108,7 +109,7 @@ class HiddenStates(Context):
         if isinstance(tensor, torch.nn.Parameter):
             return ""
         if torch._C._current_graph_task_id() != -1:
-            return "saved in a backward pass"
+            return _reasons.IN_BACKWARD
         return None
 
     def _packed(self, desk: Desk, saved: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .._version import VersionProbe
+from .._version import edited, share
 from ._stash import Stash
 
 
@@ -52,16 +52,24 @@ class Kept:
 class Moved:
     """A tensor whose storage is a stash's."""
 
-    __slots__ = ("_dtype", "_offset", "_probe", "_size", "_stride", "_was_read", "stash")
+    __slots__ = (
+        "_dtype", "_is_whole", "_offset", "_seen", "_shared", "_size", "_stride", "_was_read",
+        "stash",
+    )
 
     def __init__(self, tensor: torch.Tensor, stash: Stash) -> None:
         self.stash = stash
         self._was_read = True
-        self._probe = VersionProbe(tensor)
-        self._dtype = tensor.dtype
-        self._size = tensor.size()
-        self._stride = tensor.stride()
-        self._offset = tensor.storage_offset()
+        shared = self._shared = share(tensor)
+        self._seen = shared._version
+        size, stride, dtype = layout = tensor.size(), tensor.stride(), tensor.dtype
+        offset = tensor.storage_offset()
+        self._size, self._stride, self._dtype, self._offset = size, stride, dtype, offset
+        if stash.layout is None and offset == 0 and tensor.nbytes == stash.nbytes:
+            stash.layout = layout
+            self._is_whole = True
+        else:
+            self._is_whole = offset == 0 and stash.layout == layout
         self._was_read = False
         stash.waiting += 1
 
@@ -72,21 +80,24 @@ class Moved:
             RuntimeError: it was edited in place after it was saved.
             torch.OutOfMemoryError: the device has no room for it; it can be asked for again.
         """
-        self._probe.check()
+        if self._shared._version != self._seen:
+            raise edited(self._shared, self._seen, self._size)
         stash = self.stash
-        self._read()
-        storage = stash.desk.fetch(stash)
+        if not self._was_read:
+            self._was_read = True
+            stash.waiting -= 1
+        storage, whole = stash.desk.fetch(stash)
         stash.counts.restored += stash.nbytes
-        tensor = torch.empty(0, dtype=self._dtype, device=stash.device)
+        if self._is_whole and whole is not None:
+            # Autograd makes a tensor of its own of it, as of every one that somebody else has too.
+            return whole
+        tensor = torch.empty(0, dtype=self._dtype, device=stash.desk.device)
         return tensor.set_(storage, self._offset, self._size, self._stride)
 
-    def _read(self) -> None:
+    def __del__(self) -> None:
         if not self._was_read:
             self._was_read = True
             self.stash.waiting -= 1
-
-    def __del__(self) -> None:
-        self._read()
 
 
 class Split:

@@ -39,13 +39,15 @@ class Counts:
 
     def keep(self, stash: Stash, why: str) -> None:
         """A storage stays for now."""
-        self._take_back(stash)
+        if stash.state:
+            self._take_back(stash)
         stash.state = why
         self.kept[why] = self.kept.get(why, 0) + stash.nbytes
 
     def move(self, stash: Stash) -> None:
         """A storage left."""
-        self._take_back(stash)
+        if stash.state:
+            self._take_back(stash)
         stash.state = "moved"
         self.moved += stash.nbytes
 
@@ -75,15 +77,16 @@ class Report:
     unreleased: int
     """Of those moved: still on the device, being copied or kept alive by somebody else."""
     kept: dict[str, int]
-    """Stayed on the device, by reason."""
+    """Stayed on the device, by reason: python/README.md lists them."""
     restored: int
     """Handed to the backward pass, whether they had to be fetched or not."""
     stall_count: int
-    """Readers that came before their bytes were asked for, since the engine was made."""
+    """Readers that came before their bytes were asked for, since the context was entered."""
     stall_seconds: float
-    """Device time they waited; 0.0 unless the engine was made with ``time_stalls=True``."""
+    """Device time they waited; 0.0 unless the engine was made with ``time_stalls=True``. A wait is
+    counted when it is known to be over, which may be in the next step."""
     prefetch_refused_count: int
-    """Prefetches not issued since the device had no room, since the engine was made."""
+    """Prefetches not issued for want of room on the device, since the context was entered."""
     pinned: int
     """Page-locked now, by all engines of the process."""
     peak: int

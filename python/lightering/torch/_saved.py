@@ -17,7 +17,10 @@ import torch
 
 from .._fsdp import ResidentStorages, is_weight
 from ..engine import Engine, Size
+from . import _reasons
 from ._context import Context
+
+_graph_task = torch._C._current_graph_task_id
 
 
 class SavedTensors(Context):
@@ -36,7 +39,7 @@ class SavedTensors(Context):
             of the CPU are moved only for an engine of the simulated device.
 
     Raises:
-        ValueError, TypeError, lightering.Usage: an argument that is not allowed, with its name.
+        TypeError, ValueError: an argument that is not allowed, with its name and what is.
 
     A tensor that stays is counted with its reason in ``report()``. In-place edits of a tensor
     after it was saved raise in the backward pass what autograd raises.
@@ -60,13 +63,14 @@ class SavedTensors(Context):
         if not self._is_off:
             _watch.stop()
 
-    def _wants(self, tensor: torch.Tensor) -> str | None:
-        if torch._C._current_graph_task_id() != -1:
-            return "saved in a backward pass"
+    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
+        if _graph_task() != -1:
+            return _reasons.IN_BACKWARD
         residents = _watch.residents
         if residents.blind:
-            return "weights are unknown"
-        return "" if is_weight(tensor) or tensor in residents else None
+            return _reasons.WEIGHTS_UNKNOWN
+        stays = residents.has(storage) if storage is not None else tensor in residents
+        return "" if stays or is_weight(tensor) else None
 
 
 class _Watch(threading.local):

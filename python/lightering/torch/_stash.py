@@ -15,41 +15,24 @@ Who may call it: the contexts of lightering.torch.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .. import _native
-from .._ownership import identity, identity_of
+from .. import _forks, _native
 from ..engine import Engine
-from ._memory import Room
+from . import _reasons
+from ._memory import Layout, Room
 from ._report import Counts
-
-_process = os.getpid()
 
 # So many storages whose readers all came are not looked at: their graph drops them in a moment.
 _RESTING_MIN = 2
 
-
-def _forked() -> None:
-    global _process
-    _process = -1
-
-
-# A child has the parent's objects but not its device: it drops them and tells nobody. It takes no
-# lock of theirs either: a thread that is not there may hold it.
-os.register_at_fork(after_in_child=_forked)
-
-
-def is_child() -> bool:
-    """Whether this process was forked off one that imported this module."""
-    return _process < 0
+_ref = weakref.ref
 
 
 class Stash:
@@ -59,9 +42,10 @@ class Stash:
         "__weakref__",
         "counts",
         "desk",
-        "device",
+        "layout",
         "lease",
         "nbytes",
+        "number",
         "saved",
         "source",
         "state",
@@ -69,32 +53,37 @@ class Stash:
         "waiting",
         "was_fetched",
         "was_named",
+        "whole",
     )
 
     def __init__(
-        self, desk: Desk, saved: Any, counts: Counts, tensor: torch.Tensor, nbytes: int
+        self, desk: Desk, saved: Any, counts: Counts, version: int, nbytes: int
     ) -> None:
         self.desk = desk
         self.saved = saved
         self.counts = counts
-        self.device = tensor.device
         self.nbytes = nbytes
-        self.version = tensor._version
+        self.version = version
         self.lease: Any = None
-        self.source: Any = None
-        self.state = "waiting"
+        self.state = ""
         self.waiting = 0
         """Saved tensors of it that nobody asked for yet."""
         self.was_fetched = False
         self.was_named = False
+        self.layout: Layout | None = None
+        """Of a saved tensor that is all of the storage, where the first one is."""
+        self.whole: torch.Tensor | None = None
+        """That tensor, while the bytes that were fetched are on the device."""
 
     def __del__(self) -> None:
-        if self.lease is None or _process < 0 or sys.is_finalizing():
+        desk = self.desk
+        if self.lease is None or desk.forks != _forks.count or sys.is_finalizing():
+            # A child has the parent's objects but not its device: it drops them and tells nobody.
+            # It takes no lock of theirs either: a thread that is not there may hold it.
             return
-        number = self.lease.number
-        # Gives the storage up, and asks nobody.
-        self.lease = None
-        self.desk.lock.bury(number, self.source)
+        # Gives the storage up, and asks nobody. The bytes are nobody's else when they are named.
+        self.lease = self.whole = None
+        desk.bury(self.number, self.source)
 
 
 class _Lock:
@@ -105,36 +94,41 @@ class _Lock:
     lock buries what died meanwhile.
     """
 
-    def __init__(self, bury: Callable[[int, Any], None]) -> None:
-        self._lock = threading.RLock()
+    def __init__(self, bury: Any) -> None:
+        lock = threading.RLock()
+        # Looked up once: they are called for each saved tensor.
+        self.acquire, self.leave = lock.acquire, lock.release
         # Not the desk itself, which has this lock.
         self._bury = weakref.WeakMethod(bury)
-        self._dead: deque[tuple[int, Any]] = deque()
+        self.dead: deque[tuple[int, Any]] = deque()
 
     def __enter__(self) -> None:
-        self._lock.acquire()
+        self.acquire()
 
     def __exit__(self, *raised: object) -> None:
-        self._lock.release()
-        if self._dead:
-            self._bury_the_dead()
+        self.leave()
+        if self.dead:
+            self.bury_the_dead()
 
-    def bury(self, number: int, source: Any) -> None:
-        """A stash of this number and source has died. Does not wait."""
-        self._dead.append((number, source))
-        self._bury_the_dead()
+    def queue(self, number: int, source: Any) -> None:
+        """A stash has died that could not be buried at once."""
+        self.dead.append((number, source))
+        self.bury_the_dead()
 
-    def _bury_the_dead(self) -> None:
-        while self._dead and self._lock.acquire(blocking=False):
+    def bury_the_dead(self) -> None:
+        """Whoever has left the lock does."""
+        dead = self.dead
+        while dead and self.acquire(False):
             try:
-                dead, bury = self._dead.popleft(), self._bury()
+                number, source = dead.popleft()
+                bury = self._bury()
                 if bury is not None:
-                    bury(*dead)
+                    bury(number, source)
             except (IndexError, _native.Error):
                 # Somebody else was faster; or the engine is lost, as the next verb will tell.
                 pass
             finally:
-                self._lock.release()
+                self.leave()
 
 
 class Desk:
@@ -143,6 +137,8 @@ class Desk:
     def __init__(self, engine: Engine) -> None:
         # Not the engine itself, which has this desk: they would be collected late.
         self.native = engine._native
+        self.forks = engine._forks
+        """How many forks this process was made by when the engine was: a child's is another."""
         self.has_own_windows = engine._has_own_windows
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
@@ -150,8 +146,11 @@ class Desk:
         self.lock = _Lock(self._bury)
         self._held: dict[int, torch.UntypedStorage] = {}
         self._by_number: dict[int, weakref.ref[Stash]] = {}
+        # By a weak reference that calls back: equal to every other one while the storage lives.
         self._by_storage: dict[Any, weakref.ref[Stash]] = {}
-        self._others: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._source_died = _forgetting(_ref(self))
+        self.others: set[weakref.ref[torch.UntypedStorage]] = set()
+        """Storages that left once, and outlived all that had saved them."""
         self._finished: deque[weakref.ref[Stash]] = deque()
         self.streams: set[int] = set()
         """Raw handles of the streams that were current in a call so far."""
@@ -160,6 +159,7 @@ class Desk:
         self._early: set[int] = set()
         self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
+        self.device = self.room.device
 
     @staticmethod
     def of(engine: Engine) -> Desk:
@@ -181,6 +181,12 @@ class Desk:
         self.streams.add(stream)
         return stream
 
+    def figures(self) -> tuple[int, float, int]:
+        """Since the engine was made: stalls, seconds of them, prefetches refused for want of room.
+        """
+        count, seconds = self.native.stalls()
+        return count, seconds, self.room.refused_count
+
     @property
     def live_count(self) -> int:
         """Storages that saved tensors hold now."""
@@ -192,33 +198,52 @@ class Desk:
         with self.lock:
             return sum(storage.nbytes() for storage in self._held.values())
 
-    def find(self, tensor: torch.Tensor) -> Stash | None:
-        """The stash that a tensor's storage has now."""
-        found = self._by_storage.get(identity(tensor))
+    def find(self, storage: torch.UntypedStorage) -> Stash | None:
+        """The stash that a storage has now."""
+        found = self._by_storage.get(_ref(storage))
         return found() if found is not None else None
 
-    def pack(self, saved: Any, counts: Counts, tensor: torch.Tensor, name: str) -> Stash:
-        """Takes a tensor's storage; it leaves now, later, or not at all, as the policy says.
+    def pack(
+        self,
+        saved: Any,
+        counts: Counts,
+        storage: torch.UntypedStorage,
+        version: int,
+        nbytes: int,
+        name: str,
+    ) -> Stash:
+        """Takes a storage of so many bytes, of a tensor of that version; it leaves now, later, or
+        not at all, as the policy says.
 
         Raises:
             lightering.Error: it could not be taken; nothing changed.
         """
-        storage = tensor.untyped_storage()
-        nbytes = storage.nbytes()
-        stash = Stash(self, saved, counts, tensor, nbytes)
-        with self.lock:
-            lease, left, gone = saved.pack(storage.data_ptr(), nbytes, self.stream(), name)
-            number = lease.number
+        stash = Stash(self, saved, counts, version, nbytes)
+        lock = self.lock
+        lock.acquire()
+        try:
+            lease, number, left, gone = saved.pack(
+                storage.data_ptr(), nbytes, self.stream(), name
+            )
             self._held[number] = storage
-            stash.lease = lease
-            known, key = weakref.ref(stash), identity(tensor)
-            stash.source = weakref.ref(storage, lambda _: self._source_died(key, known))
-            self._by_number[number] = known
-            self._by_storage[key] = known
-            counts.keep(stash, "among the last")
-            if left is not None:
-                self._left(*left)
-            self._drop(gone)
+            stash.lease, stash.number = lease, number
+            known = self._by_number[number] = _ref(stash)
+            source = stash.source = _ref(storage, self._source_died)
+            # Its own reference as the key, also where a stash that is dead has an equal one.
+            self._by_storage.pop(source, None)
+            self._by_storage[source] = known
+            if left is not None and left[0] == number and left[1] == "moved":
+                counts.move(stash)
+            else:
+                counts.keep(stash, _reasons.AMONG_THE_LAST)
+                if left is not None:
+                    self._left(*left)
+            if gone is not None or self._lingering:
+                self._drop(gone)
+        finally:
+            lock.leave()
+            if lock.dead:
+                lock.bury_the_dead()
         return stash
 
     def _left(self, number: int, became: str) -> None:
@@ -231,75 +256,97 @@ class Desk:
         else:
             stash.counts.keep(stash, became)
 
-    def _source_died(self, key: Any, known: weakref.ref[Stash]) -> None:
-        """The bytes that a stash's tensors were saved with are given back to the allocator."""
-        if self._by_storage.get(key) is known:
-            del self._by_storage[key]
-        stash = known()
-        if stash is not None and stash.was_named:
-            stash.counts.release(stash)
+    def bury(self, number: int, source: Any) -> None:
+        """A stash of this number and source has died. Does not wait."""
+        lock = self.lock
+        if not lock.acquire(False):
+            lock.queue(number, source)
+            return
+        try:
+            self._bury(number, source)
+        except _native.Error:
+            # The engine is lost, as the next verb will tell.
+            pass
+        finally:
+            lock.leave()
+        if lock.dead:
+            lock.bury_the_dead()
 
     def _bury(self, number: int, source: Any) -> None:
-        """A stash died: nobody can find it any more, and its bytes go when the engine says so."""
+        """Nobody can find a stash any more that died; its bytes go when the engine says so."""
         known = self._by_number.pop(number, None)
         storage = source()
-        if storage is not None and self._by_storage.get(identity_of(storage)) is known:
-            del self._by_storage[identity_of(storage)]
-        self._drop(self.native.sweep())
+        if storage is not None and self._by_storage.get(source) is known:
+            del self._by_storage[source]
+        gone = self.native.sweep()
+        if gone is not None or self._lingering:
+            self._drop(gone)
         if storage is not None and number not in self._held:
-            self._others.add(storage)
+            # Forgotten when it dies.
+            self.others.add(_ref(storage, self.others.discard))
 
-    def is_of_somebody_else(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor's storage left once, and outlived all that had saved it.
+    def is_of_somebody_else(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage left once, and outlived all that had saved it.
 
         Such as a data set, a cache of rotary embeddings, or a weight that is no parameter: moving
         it again would free nothing again.
         """
-        return bool(self._others) and tensor.untyped_storage() in self._others
+        return _ref(storage) in self.others
 
-    def fetch(self, stash: Stash) -> torch.UntypedStorage:
-        """The storage's bytes on the device, for a reader that is enqueued next.
+    def fetch(self, stash: Stash) -> tuple[torch.UntypedStorage, torch.Tensor | None]:
+        """The storage's bytes on the device, for a reader that is enqueued next; and, where they
+        were fetched and a saved tensor is all of them, that tensor.
 
         Raises:
             lightering.Usage: this is a child of the process that has them.
         """
-        if is_child():
+        if self.forks != _forks.count:
             raise _native.Usage("unpack: the process was forked after the tensor left its device")
-        with self.lock:
-            if self._finished:
+        lock = self.lock
+        lock.acquire()
+        try:
+            if len(self._finished) > _RESTING_MIN:
                 self._rest(self._window)
             stream = self.stream()
-            is_ready, gone = stash.saved.unpack(stash.lease, stream)
-            self._drop(gone)
-            number = stash.lease.number
+            is_ready, gone, wanted = stash.saved.unpack(stash.lease, stream)
+            if gone is not None or self._lingering:
+                self._drop(gone)
+            number = stash.number
             if not is_ready:
-                self._refill(stash, number, stream)
+                wanted = self._refill(stash, number, stream)
             storage = self._held[number]
-            self._prefetch(stream)
+            if wanted is not None:
+                self._prefetch(wanted, stream)
             if stash.waiting == 0 and stash.was_fetched:
-                self._finished.append(weakref.ref(stash))
-            return storage
+                self._finished.append(_ref(stash))
+            return storage, stash.whole
+        finally:
+            lock.leave()
+            if lock.dead:
+                lock.bury_the_dead()
 
-    def _refill(self, stash: Stash, number: int, stream: int) -> None:
-        storage = self._take(stash.nbytes)
+    def _refill(self, stash: Stash, number: int, stream: int) -> Any:
+        """Fetches what a reader waits for; returns what should be fetched next."""
+        storage, whole = self._take(stash)
         while True:
             try:
-                stash.saved.refill(stash.lease, storage.data_ptr(), stream)
+                wanted = stash.saved.refill(stash.lease, storage.data_ptr(), stream)
                 break
             except _native.Busy:
                 # Every place in the lane is taken; the oldest copies are done soon.
                 self.native.step()
         self._held[number] = storage
-        stash.was_fetched = True
+        stash.was_fetched, stash.whole = True, whole
+        return wanted
 
-    def _take(self, nbytes: int) -> torch.UntypedStorage:
+    def _take(self, stash: Stash) -> tuple[torch.UntypedStorage, torch.Tensor | None]:
         """Device bytes, on the stream that is current; room is made where there is none."""
         try:
-            return self.room.take(nbytes)
+            return self.room.take(stash.nbytes, stash.layout)
         except torch.OutOfMemoryError:
             self._give_up_fetched()
             self._drop(self.native.flush())
-            return self.room.take(nbytes)
+            return self.room.take(stash.nbytes, stash.layout)
 
     def _give_up_fetched(self) -> None:
         """Cancels what was fetched ahead: its readers ask when they come."""
@@ -309,24 +356,25 @@ class Desk:
             stash = known() if known is not None else None
             if stash is not None and stash.saved.residency(stash.lease) == "refilling":
                 stash.saved.cancel(stash.lease, stream)
+                stash.whole = None
                 del self._held[number]
 
-    def _prefetch(self, stream: int) -> None:
-        native = self.native
-        while (wanted := native.wanted(stream)) is not None:
+    def _prefetch(self, wanted: Any, stream: int) -> None:
+        while wanted is not None:
             number, nbytes = wanted
             known = self._by_number.get(number)
             stash = known() if known is not None else None
             if stash is None or not self.room.has(nbytes):
                 return
             try:
-                storage = self.room.take(nbytes)
+                storage, whole = self.room.take(nbytes, stash.layout)
             except torch.OutOfMemoryError:
                 return
-            if not stash.saved.prefetch(stash.lease, storage.data_ptr(), stream):
+            was_begun, wanted = stash.saved.prefetch(stash.lease, storage.data_ptr(), stream)
+            if not was_begun:
                 return
             self._held[number] = storage
-            stash.was_fetched = True
+            stash.was_fetched, stash.whole = True, whole
 
     def _rest(self, window: int) -> None:
         """Storages whose readers all came, and whose graph is kept all the same, leave again.
@@ -347,7 +395,7 @@ class Desk:
             stash.saved.rest(stash.lease, self.stream())
             total -= stash.nbytes
             count += 1
-        self._finished = deque(weakref.ref(stash) for stash in alive[count:])
+        self._finished = deque(_ref(stash) for stash in alive[count:])
 
     def set_windows(self, unreleased: int, prefetch: int) -> None:
         """Sets both of the engine's windows, in bytes."""
@@ -377,14 +425,13 @@ class Desk:
                 self._rest(0)
                 self._drop(self.native.flush())
 
-    def _drop(self, gone: list[int]) -> None:
-        if not gone and not self._lingering:
-            return
-        for number in gone:
+    def _drop(self, gone: list[int] | None) -> None:
+        for number in gone or ():
             known = self._by_number.get(number)
             stash = known() if known is not None else None
             if stash is not None:
                 stash.was_named = True
+                stash.whole = None
             storage = self._held.pop(number, None)
             if number in self._retired:
                 self._retired.discard(number)
@@ -412,3 +459,19 @@ class Desk:
             else:
                 self._retired.add(number)
                 self._held[number] = storage
+
+
+def _forgetting(desk: weakref.ref[Desk]) -> Any:
+    """What is called when a storage dies, with a reference to it; keeps no desk alive.
+
+    The bytes that a stash's tensors were saved with are given back to the allocator then.
+    """
+
+    def source_died(source: Any) -> None:
+        found = desk()
+        known = None if found is None else found._by_storage.pop(source, None)
+        stash = known() if known is not None else None
+        if stash is not None and stash.was_named:
+            stash.counts.release(stash)
+
+    return source_died

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import pickle
 import threading
 import weakref
@@ -28,12 +29,14 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
 )
 
+from .. import _arguments, _forks
 from .._fsdp import is_fsdp1
+from .._subclass import is_plain
 from ..engine import Engine
-from ._context import _hooks
+from ._context import _hooks, checked
 from ._hidden import HiddenStates, first_is_hidden_states
 from ._packed import Kept, Packed, unpack
-from ._report import Counts, Report
+from ._report import Report
 
 
 class _Shared(HiddenStates):
@@ -61,8 +64,11 @@ class _Shared(HiddenStates):
                 saved[1].register_hooks(self._pack_input, unpack)
 
     def _pack_input(self, tensor: torch.Tensor) -> Packed:
-        why = self._wants_input(tensor, (tensor,))
-        return self._keep(tensor) if why is not None else self._pack_wanted(tensor)
+        if self._forks != _forks.count or self._wants_input(tensor, (tensor,)) is not None:
+            return self._keep(tensor)
+        if is_plain(tensor):
+            return self._take(tensor, tensor.untyped_storage())
+        return self._pack_apart(tensor)
 
     def _keep(self, tensor: torch.Tensor) -> Kept:
         kept = super()._keep(tensor)
@@ -73,7 +79,7 @@ class _Shared(HiddenStates):
         counts = self._counts
         if (counts.moved or counts.kept) and not self._is_anything_saved():
             self._test_itself()
-            self._counts = Counts()
+            self._begin()
         return super()._wants_input(tensor, args)
 
     def _is_anything_saved(self) -> bool:
@@ -88,9 +94,18 @@ _shared_default: list[_Shared] = []
 _shared_lock = threading.Lock()
 
 
+# A child makes its own; the lock may be held where it was forked.
+def _forked() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared_default.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def _mode_of(engine: Engine | None) -> _Shared:
-    if engine is not None and not isinstance(engine, Engine):
-        raise TypeError(f"engine={engine!r}: a lightering.Engine or None")
+    engine = checked(engine)
     with _shared_lock:
         if engine is None:
             if not _shared_default:
@@ -107,6 +122,9 @@ def report(engine: Engine | None = None) -> Report:
 
     Args:
         engine: the one that they were given; None for those of the shared engines.
+
+    Raises:
+        TypeError: ``engine`` is none.
     """
     return _mode_of(engine).report()
 
@@ -206,14 +224,14 @@ def offload_wrapper(module: torch.nn.Module, *, engine: Engine | None = None) ->
         The module, wrapped: its parameters' names and ``state_dict`` keys are as before.
 
     Raises:
-        TypeError: not a module.
+        TypeError: ``module`` is none, or ``engine`` is none.
         ValueError: it is wrapped in FSDP1, whose flat weights are not supported.
 
     ``checkpoint_wrapper(offload_wrapper(layer))`` is right, too. Since one cannot tell beforehand
     who will wrap it, a module that nothing checkpoints is an error when it first trains.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"offload_wrapper takes a module, got {type(module).__name__}")
+        raise TypeError(f"module={module!r}: a torch.nn.Module")
     if is_fsdp1(module):
         raise ValueError(
             "offload_wrapper: FullyShardedDataParallel (FSDP1) is not supported; use fully_shard"
@@ -250,9 +268,9 @@ def checkpoint(
     """Runs ``function`` as ``torch.utils.checkpoint.checkpoint`` does; its input leaves the device.
 
     Args:
-        function: what to run now, and again in the backward pass.
+        function: what to run now, and again in the backward pass; anything that can be called.
         args: its arguments. The first tensor moves if it is floating-point; others stay.
-        use_reentrant: as torch's.
+        use_reentrant: as torch's, True or False.
         engine: a ``lightering.Engine``; None for the one that contexts of a device share.
         kwargs: torch's own options, and with ``use_reentrant=False`` keyword arguments of
             ``function``; of these ``hidden_states`` moves where no argument is positional.
@@ -261,8 +279,14 @@ def checkpoint(
         What ``function`` returns.
 
     Raises:
-        Whatever torch's ``checkpoint`` and ``function`` raise.
+        TypeError: ``function`` cannot be called, ``use_reentrant`` is neither True nor False, or
+            ``engine`` is none.
+        Exception: whatever torch's ``checkpoint`` and ``function`` raise.
     """
+    if not callable(function):
+        raise TypeError(f"function={function!r}: something that can be called")
+    _arguments.flag(use_reentrant, "use_reentrant")
+    checked(engine)
     options = kwargs if use_reentrant else {**_RESPECTING, **kwargs}
     is_compiling = torch.compiler.is_compiling()
     if is_compiling or not torch.is_grad_enabled() or _checkpoint_around() is not None:

@@ -15,7 +15,8 @@
 //! ```
 //!
 //! All `Cuda`s of one device in a process share one `Context`, one memory pool and one kernel
-//! cache; the last one gives the context back. `memory`, `pinned`, `order` and `launch` enter it.
+//! cache; the last one gives the context back. `memory`, `mapping`, `pinned`, `order` and
+//! `launch` enter it.
 
 use super::code::{self, Answer, SUCCESS};
 use super::driver::Driver;
@@ -23,6 +24,7 @@ use super::latch::Latch;
 use super::launch::Kernels;
 use super::memory::Pool;
 use super::process;
+use super::sync::Roll;
 use crate::backend::About;
 use crate::error::{Error, Kind, Missing, Result};
 use crate::unit::{Bytes, DeviceId};
@@ -39,6 +41,9 @@ pub(super) struct Context {
     pub(super) pci_address: String,
     pub(super) pool: Mutex<Pool>,
     pub(super) kernels: Mutex<Kernels>,
+    pub(super) roll: Mutex<Roll>,
+    /// Can memory be mapped at addresses of one's own?
+    pub(super) can_map: bool,
     device: CUdevice,
     /// The `CUcontext`, as a number: what is a pointer to the driver is a name to us.
     raw: usize,
@@ -105,9 +110,13 @@ impl Context {
         let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let pool = Mutex::new(Pool::new(probe.attribute(pools)? != 0));
         let kernels = Mutex::new(Kernels::default());
+        let maps = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
+        let can_map = probe.attribute(maps)? != 0;
+        let roll = Mutex::default();
         let pci_address = probe.pci_address()?;
         let raw = probe.retain()?;
-        Ok(Context { driver, about, pci_address, pool, kernels, device: probe.device, raw, latch })
+        let device = probe.device;
+        Ok(Context { driver, about, pci_address, pool, kernels, roll, can_map, device, raw, latch })
     }
 
     /// Is the handle this context's?
@@ -167,9 +176,13 @@ impl Drop for Context {
             entered.check(answer).ok();
         }
         if self.check(OP).is_ok() {
-            // SAFETY: gives back the one hold that `retain` took. The code is of no use: there is
-            // nothing left here to lose.
-            let _ = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+            // SAFETY: gives back the one hold that `retain` took, once: whatever the driver says,
+            // nobody asks again.
+            let answer = unsafe { self.driver.cuDevicePrimaryCtxRelease_v2(self.device) };
+            if code::kind(answer.code) == Kind::Lost {
+                // Nothing is left here to lose, but whoever opens the device next is told.
+                self.latch.trip(OP, answer);
+            }
         }
     }
 }
@@ -197,6 +210,10 @@ impl Entered<'_> {
         if answer.code == SUCCESS { Ok(()) } else { Err(self.failed(answer)) }
     }
 
+    pub(super) fn is_lost(&self) -> bool {
+        self.context.latch.check(self.op).is_err()
+    }
+
     #[cold]
     fn failed(&self, answer: Answer) -> Error {
         let Answer { code, call } = answer;
@@ -204,6 +221,12 @@ impl Entered<'_> {
             Kind::Lost => self.context.latch.trip(self.op, answer),
             kind => Error::new(kind, self.op).code(code, code::name(code)).detail(call),
         }
+    }
+
+    /// The loss of a device that will not undo what it did: what is where nobody knows any more.
+    #[cold]
+    pub(super) fn lost(&self, answer: Answer) -> Error {
+        self.context.latch.trip(self.op, answer)
     }
 
     fn exchange(&self, mode: &mut u32) -> Answer {

@@ -23,12 +23,14 @@ use crate::error::{Error, Kind, Missing, Result};
 use cudarc::driver::sys;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUjit_option,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
+    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use libloading::Library;
 use std::error::Error as _;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ops::Deref;
 use std::sync::OnceLock;
 
 /// The oldest driver that is enough: 1000 * major + 10 * minor. CUDA 12.0 is the first whose
@@ -43,28 +45,28 @@ const VERSION_OF: &str = "cuDriverGetVersion";
 const _: unsafe fn(*mut c_int) -> CUresult = sys::cuDriverGetVersion;
 
 macro_rules! functions {
-    ($(fn $name:ident($($arg:ident: $ty:ty),*);)*) => {
-        /// The driver's functions that this backend needs, by their exact names.
-        pub const SYMBOLS: &[&str] = &[VERSION_OF, $(stringify!($name)),*];
+    (
+        $(#[$doc:meta])* const $names:ident = [$($first:expr)?];
+        $(#[$table_doc:meta])* struct $table:ident;
+        $(fn $name:ident($($arg:ident: $ty:ty),*);)*
+    ) => {
+        $(#[$doc])*
+        pub const $names: &[&str] = &[$($first,)? $(stringify!($name)),*];
 
         // The signatures against cudarc's bindings. Nothing is called, nothing is linked.
         $(const _: unsafe fn($($ty),*) -> CUresult = sys::$name;)*
 
-        /// The loaded driver. Each method is the driver's function of that name; its contract is
-        /// the driver's, and the caller keeps it.
+        $(#[$table_doc])*
         #[allow(non_snake_case)]
         #[derive(Debug)]
-        pub(super) struct Driver {
-            version: u32,
-            batch: BatchCall,
+        pub(super) struct $table {
             $($name: unsafe extern "C" fn($($ty),*) -> u32,)*
         }
 
         #[allow(non_snake_case, clippy::too_many_arguments)]
-        impl Driver {
-            fn resolve(library: &'static Library, version: u32) -> Result<Driver> {
-                let batch = BatchCall::find(library, version);
-                Ok(Driver { version, batch, $($name: symbol(library, stringify!($name))?,)* })
+        impl $table {
+            fn resolve(library: &'static Library) -> Result<$table> {
+                Ok($table { $($name: symbol(library, stringify!($name))?,)* })
             }
 
             $(
@@ -81,6 +83,11 @@ macro_rules! functions {
 }
 
 functions! {
+    /// The driver's functions that this backend needs, by their exact names.
+    const SYMBOLS = [VERSION_OF];
+    /// Each method is the driver's function of that name; its contract is the driver's, and the
+    /// caller keeps it.
+    struct Calls;
     fn cuInit(flags: c_uint);
     fn cuDeviceGetCount(count: *mut c_int);
     fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
@@ -96,6 +103,8 @@ functions! {
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     fn cuStreamDestroy_v2(stream: CUstream);
     fn cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
+    fn cuStreamSynchronize(stream: CUstream);
+    fn cuStreamQuery(stream: CUstream);
     fn cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     fn cuEventCreate(event: *mut CUevent, flags: c_uint);
@@ -132,6 +141,49 @@ functions! {
     );
 }
 
+functions! {
+    /// The driver's functions that mapping memory needs. A driver without them does all else.
+    const MAPPING_SYMBOLS = [];
+    /// As [`Calls`].
+    struct MappingCalls;
+    fn cuMemGetAllocationGranularity(
+        bytes: *mut usize, of: *const CUmemAllocationProp, which: CUmemAllocationGranularity_flags
+    );
+    fn cuMemAddressReserve(
+        at: *mut CUdeviceptr, len: usize, alignment: usize, wish: CUdeviceptr, flags: c_ulonglong
+    );
+    fn cuMemAddressFree(at: CUdeviceptr, len: usize);
+    fn cuMemCreate(
+        memory: *mut CUmemGenericAllocationHandle, len: usize,
+        of: *const CUmemAllocationProp, flags: c_ulonglong
+    );
+    fn cuMemRelease(memory: CUmemGenericAllocationHandle);
+    fn cuMemMap(
+        at: CUdeviceptr, len: usize, offset: usize,
+        memory: CUmemGenericAllocationHandle, flags: c_ulonglong
+    );
+    fn cuMemSetAccess(at: CUdeviceptr, len: usize, who: *const CUmemAccessDesc, count: usize);
+    fn cuMemUnmap(at: CUdeviceptr, len: usize);
+}
+
+/// The loaded driver.
+#[derive(Debug)]
+pub(super) struct Driver {
+    version: u32,
+    calls: Calls,
+    batch: BatchCall,
+    mapping: Result<MappingCalls>,
+}
+
+impl Deref for Driver {
+    type Target = Calls;
+
+    #[inline]
+    fn deref(&self) -> &Calls {
+        &self.calls
+    }
+}
+
 impl Driver {
     /// The process's driver: probed at the first call, the same answer ever after.
     pub(super) fn get() -> Result<&'static Driver> {
@@ -142,6 +194,11 @@ impl Driver {
     /// Its call for many copies at once, which older drivers lack.
     pub(super) fn batch(&self) -> &BatchCall {
         &self.batch
+    }
+
+    /// The functions for mapping memory, or the name of one that is missing.
+    pub(super) fn mapping(&self) -> std::result::Result<&MappingCalls, &Error> {
+        self.mapping.as_ref()
     }
 
     /// Version as the driver tells it: 1000 * major + 10 * minor.
@@ -159,7 +216,10 @@ fn probe() -> Result<Driver> {
             format!("it serves CUDA {}, {} is needed", dotted(version), dotted(DRIVER_MIN)),
         ));
     }
-    let driver = Driver::resolve(library, version)?;
+    let calls = Calls::resolve(library)?;
+    let batch = BatchCall::find(library, version);
+    let mapping = MappingCalls::resolve(library);
+    let driver = Driver { version, calls, batch, mapping };
     process::watch_forks()?;
     // SAFETY: cuInit may be called at any time, from any thread; its flags must be 0.
     let answer = unsafe { driver.cuInit(0) };

@@ -52,6 +52,11 @@ impl Pool {
         self.raw.take().map(|raw| raw as CUmemoryPool)
     }
 
+    /// The pool, where there is one by now.
+    pub(super) fn made(&self) -> Option<CUmemoryPool> {
+        self.raw.map(|raw| raw as CUmemoryPool)
+    }
+
     /// The pool, made now where there is none; `None` on a device that has no pools.
     fn get(&mut self, entered: &Entered<'_>, device: u32) -> Result<Option<CUmemoryPool>> {
         if !self.supported {
@@ -81,11 +86,13 @@ impl Pool {
         // SAFETY: this attribute's value is one 64-bit number, read during the call.
         let answer = unsafe { entered.driver().cuMemPoolSetAttribute(pool, keep, value) };
         if let Err(error) = entered.check(answer) {
-            if !error.is_lost() {
-                // SAFETY: the pool was made above and nothing was taken from it.
-                let _ = unsafe { entered.driver().cuMemPoolDestroy(pool) };
+            if error.is_lost() {
+                return Err(error);
             }
-            return Err(error);
+            // SAFETY: the pool was made above and nothing was taken from it.
+            let destroyed = entered.check(unsafe { entered.driver().cuMemPoolDestroy(pool) });
+            // What the driver keeps of it then is nothing. A loss is what there is to tell.
+            return Err(destroyed.err().filter(Error::is_lost).unwrap_or(error));
         }
         self.raw = Some(pool as usize);
         Ok(Some(pool))
@@ -104,8 +111,18 @@ impl Account {
     fn add(&mut self, at: u64, len: u64) {
         let before = self.lens.insert(at, len);
         assert!(before.is_none(), "the driver gave out an address that it had not got back");
+        self.add_apart(len);
+    }
+
+    /// Counts memory that has no address of its own.
+    pub(super) fn add_apart(&mut self, len: u64) {
         self.allocated += len;
         self.peak = self.peak.max(self.allocated);
+    }
+
+    /// Such memory was given back.
+    pub(super) fn remove_apart(&mut self, len: u64) {
+        self.allocated -= len;
     }
 
     fn remove(&mut self, at: u64) {
@@ -147,9 +164,11 @@ impl Cuda {
             // below); the stream is alive and of this context.
             entered.check(unsafe { entered.driver().cuMemFreeAsync(at.0, stream) })?;
         } else {
-            // SAFETY: waits for all work of the current context.
-            entered.check(unsafe { entered.driver().cuCtxSynchronize() })?;
-            // SAFETY: the address came from cuMemAlloc and is freed once; nothing runs any more.
+            // Not for the whole context: that would end a capture of somebody else's.
+            // SAFETY: the stream is alive, and not being captured.
+            entered.check(unsafe { entered.driver().cuStreamSynchronize(stream) })?;
+            // SAFETY: the address came from cuMemAlloc and is freed once; what used the bytes was
+            // before this point of the stream.
             entered.check(unsafe { entered.driver().cuMemFree_v2(at.0) })?;
         }
         self.account.remove(at.0);
@@ -187,7 +206,11 @@ fn from_pool(
     if answer.code == OUT_OF_MEMORY {
         // What lies free in the pool in pieces goes back to the device, and is asked for as one.
         // SAFETY: the pool is alive; bytes in use are not touched by a trim.
-        entered.check(unsafe { driver.cuMemPoolTrimTo(pool, 0) })?;
+        let trimmed = entered.check(unsafe { driver.cuMemPoolTrimTo(pool, 0) });
+        // One that was refused frees nothing: the want of memory is still what there is to tell.
+        if let Some(lost) = trimmed.err().filter(Error::is_lost) {
+            return Err(lost);
+        }
         // SAFETY: as above.
         answer = unsafe { driver.cuMemAllocFromPoolAsync(&mut at, size, pool, stream) };
     }

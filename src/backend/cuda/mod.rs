@@ -9,8 +9,8 @@
 //! type of cudarc is public, except with the feature `interop-cudarc`.
 //!
 //! ```text
-//!   Cuda ---- streams, account            memory   pinned   order   launch     verbs
-//!     |   \-- Events --- CudaFence           \        |       |       /
+//!   Cuda ---- streams, account    memory   mapping   pinned   order   launch     verbs
+//!     |   \-- Events --- CudaFence   \        \        |       |       /
 //!     v                                       `---- Context::enter --'         the one way in
 //!   Context (one per device, shared) -- pool, kernels, latch -- code           what codes mean
 //!     v
@@ -33,24 +33,27 @@ mod driver;
 pub mod interop;
 mod latch;
 mod launch;
+mod mapping;
 mod memory;
 pub(super) mod nvtx;
 mod order;
 mod pinned;
 mod process;
+mod sync;
 
 pub use code::{is_fatal, name as code_name};
-pub use driver::{DRIVER_MIN, SYMBOLS};
+pub use driver::{DRIVER_MIN, MAPPING_SYMBOLS, SYMBOLS};
 
 use self::batch::{BatchArgs, Way};
 use self::context::Context;
+use self::mapping::Mapped;
 use self::memory::Account;
 use self::order::{CudaFence, Events, Streams};
 use self::pinned::CudaPinner;
 use super::{About, Arg, Backend, BatchFailed, Fence, Grid, Kernel, Memory, Piece, Pinner, Timing};
 use crate::error::Result;
 use crate::trace::{Actor, Site, Use};
-use crate::unit::{Bytes, DevicePtr, DeviceRange, EventId, PinnedRange, StreamId};
+use crate::unit::{Bytes, DevicePtr, DeviceRange, EventId, MemoryId, PinnedRange, StreamId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,6 +70,7 @@ pub struct Cuda {
     streams: Streams,
     account: Account,
     batch_args: BatchArgs,
+    mapped: Mapped,
 }
 
 impl Cuda {
@@ -89,13 +93,10 @@ impl Cuda {
     pub fn open(ordinal: u32) -> Result<Cuda> {
         let context = Context::open(ordinal)?;
         let events = Arc::new(Events::new(context.clone()));
-        Ok(Cuda {
-            context,
-            events,
-            streams: Streams::new(),
-            account: Account::default(),
-            batch_args: BatchArgs::default(),
-        })
+        let streams = Streams::new(Arc::as_ptr(&events) as usize);
+        let (account, batch_args) = (Account::default(), BatchArgs::default());
+        let mapped = Mapped::new();
+        Ok(Cuda { context, events, streams, account, batch_args, mapped })
     }
 }
 
@@ -124,6 +125,34 @@ impl Backend for Cuda {
 
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()> {
         self.give_bytes(at, on)
+    }
+
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        self.granularity("map_granularity")
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        self.take_range(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        self.give_range(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        self.take_memory(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        self.give_memory(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        self.map_all(range, memory)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        self.unmap_all(range)
     }
 
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
@@ -214,10 +243,7 @@ impl Backend for Cuda {
     }
 
     fn sync(&mut self) -> Result<()> {
-        // Relaxed: in another mode a wait would end captures that other threads have under way.
-        let entered = self.context.enter_relaxed("sync")?;
-        // SAFETY: waits for all work of the current context.
-        entered.check(unsafe { entered.driver().cuCtxSynchronize() })
+        self.wait_for_streams()
     }
 
     fn pinner(&self) -> Arc<dyn Pinner> {

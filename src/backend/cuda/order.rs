@@ -29,7 +29,8 @@
 
 use super::Cuda;
 use super::code::{CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
-use super::context::{Context, Entered};
+use super::context::{Context, Entered, lock};
+use super::sync::Known;
 use crate::backend::{Fence, Timing};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{EventId, StreamId, Table};
@@ -67,11 +68,26 @@ enum Origin {
 #[derive(Debug)]
 pub(super) struct Streams {
     table: Table<Stream>,
+    /// What tells their `Cuda` from the others of its device.
+    pub(super) user: usize,
 }
 
 impl Streams {
-    pub(super) fn new() -> Streams {
-        Streams { table: Table::new("stream", STREAMS_MAX) }
+    pub(super) fn new(user: usize) -> Streams {
+        Streams { table: Table::new("stream", STREAMS_MAX), user }
+    }
+
+    fn known(&self, id: StreamId, op: &'static str) -> Result<Known> {
+        self.table.get(id.0, op).map(|stream| self.name(stream))
+    }
+
+    /// As others of the device know it.
+    fn name(&self, stream: &Stream) -> Known {
+        let thread = match stream.origin {
+            Origin::PerThread(owner) => Some(owner),
+            Origin::Created | Origin::Borrowed => None,
+        };
+        Known { raw: stream.raw, user: self.user, thread }
     }
 
     fn get(&self, id: StreamId, op: &'static str) -> Result<&Stream> {
@@ -112,7 +128,7 @@ fn full(op: &'static str, what: &str) -> Error {
     Error::new(Kind::Busy, op).detail(format!("as many {what} as one backend keeps; close some"))
 }
 
-fn is_capturing(stream: CUstream, entered: &Entered<'_>) -> Result<bool> {
+pub(super) fn is_capturing(stream: CUstream, entered: &Entered<'_>) -> Result<bool> {
     let mut status = 0_u32;
     // SAFETY: the stream is alive: ours, or kept so by its owner. The status is read as a number.
     let answer =
@@ -283,7 +299,9 @@ impl Cuda {
                 Origin::Borrowed
             }
         };
-        self.streams.keep(raw, origin, OP)
+        let known = self.streams.keep(raw, origin, OP)?;
+        lock(&self.context.roll).add(self.streams.known(known, OP)?);
+        Ok(known)
     }
 
     pub(super) fn make_stream(&mut self) -> Result<StreamId> {
@@ -296,17 +314,23 @@ impl Cuda {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: valid pointer; the context is current.
         entered.check(unsafe { entered.driver().cuStreamCreate(&mut raw, flags) })?;
-        self.streams.keep(raw as usize, Origin::Created, OP)
+        let known = self.streams.keep(raw as usize, Origin::Created, OP)?;
+        lock(&self.context.roll).add(self.streams.known(known, OP)?);
+        Ok(known)
     }
 
     pub(super) fn end_stream(&mut self, id: StreamId) -> Result<()> {
         const OP: &str = "close_stream";
         let entered = self.context.enter_relaxed(OP)?;
         let stream = self.streams.table.get(id.0, OP)?;
-        if stream.origin == Origin::Created {
+        let known = self.streams.name(stream);
+        let is_ours = stream.origin == Origin::Created;
+        lock(&self.context.roll).strike(known, is_ours, &entered)?;
+        if is_ours {
             let raw = stream.raw as CUstream;
             // SAFETY: ours, alive, out of the table right after. Work enqueued on it still runs.
-            entered.check(unsafe { entered.driver().cuStreamDestroy_v2(raw) })?;
+            let answer = unsafe { entered.driver().cuStreamDestroy_v2(raw) };
+            entered.check(answer).inspect_err(|_| lock(&self.context.roll).add(known))?;
         }
         self.streams.table.remove(id.0, OP)?;
         Ok(())
@@ -356,7 +380,15 @@ impl Cuda {
     pub(super) fn end_streams(&mut self) {
         let Ok(entered) = self.context.enter_relaxed("drop") else { return };
         for (_, stream) in self.streams.table.iter() {
-            if stream.origin != Origin::Created {
+            let is_ours = stream.origin == Origin::Created;
+            let name = self.streams.name(stream);
+            let mut roll = lock(&self.context.roll);
+            if roll.strike(name, is_ours, &entered).is_err_and(|error| error.is_lost()) {
+                return;
+            }
+            roll.forget(name);
+            drop(roll);
+            if !is_ours {
                 continue;
             }
             let raw = stream.raw as CUstream;

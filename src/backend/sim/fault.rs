@@ -19,6 +19,12 @@ use super::schedule::Dice;
 pub enum Spot {
     /// Taking device memory.
     Alloc,
+    /// Reserving addresses, or taking memory to map there.
+    Create,
+    /// Mapping memory.
+    Map,
+    /// Taking mapped memory away.
+    Unmap,
     /// Page-locking host memory.
     Register,
     /// Making a stream.
@@ -35,6 +41,8 @@ pub enum Spot {
     Query,
     /// Enqueuing a kernel.
     Launch,
+    /// Waiting for the whole device. Never by chance: programs wait where they look at the end.
+    Sync,
     /// Any verb that can fail, refused ones included; only [`Fault::Fatal`] makes sense here.
     Any,
 }
@@ -46,7 +54,8 @@ const SPOTS: usize = Spot::Any as usize + 1;
 pub enum Fault {
     /// The call fails with `OutOfMemory` (driver code 2) and has no effect.
     Refuse,
-    /// The call fails with this driver code, which is no want of memory, and has no effect.
+    /// The call fails with this driver code, which is no want of memory, and has no effect; 900
+    /// says that a stream is being captured.
     Reject(u32),
     /// At a query: it and the following ones, so many in all, answer "not yet".
     NotReady(u32),
@@ -123,7 +132,8 @@ impl Faults {
             self.struck += 1;
             return Some(rule.fault);
         }
-        let chance = self.plan.chance.as_mut().filter(|_| spot != Spot::Any)?;
+        let is_by_chance = !matches!(spot, Spot::Any | Spot::Sync);
+        let chance = self.plan.chance.as_mut().filter(|_| is_by_chance)?;
         if chance.dice.below(1_000_000) >= chance.per_million as usize {
             return None;
         }

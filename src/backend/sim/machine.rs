@@ -13,18 +13,24 @@
 //!
 //! The clocks and the simulated backend may use it.
 
-use super::memory::{Backing, HostPtr, Regions, device_base};
+use super::memory::{Backing, HostPtr, MAPPED_OFFSET, Regions, device_base};
 use super::queue::{Mark, Op, Queue};
 use super::room::Room;
+use crate::backend::mapping::Books;
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{DeviceRange, Key, PinnedRange, Table};
 use slab::Slab;
+use std::collections::BTreeMap;
 
 /// One simulated device.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) backing: Backing,
     pub(super) room: Room,
+    /// The bytes behind addresses that were reserved for mapping, by first address.
+    pub(super) ranges: BTreeMap<u64, Backing>,
+    /// Offset of the next such address.
+    pub(super) ranges_next: u64,
     /// Its default stream and its host-synchronous one.
     pub(super) fixed: [u32; 2],
     /// A fault that nobody has seen yet: the driver's code, and the cause.
@@ -56,6 +62,7 @@ pub(super) struct Event {
 pub(super) struct User {
     pub(super) streams: Table<Lane>,
     pub(super) events: Table<Event>,
+    pub(super) books: Books<()>,
     pub(super) allocated: u64,
     pub(super) peak: u64,
 }
@@ -245,7 +252,7 @@ impl Machine {
             return Err(Error::usage(Misuse::Empty, op));
         }
         let base = device_base(device);
-        if at < device_base(0) {
+        if at < device_base(0) || (base + MAPPED_OFFSET..device_base(device + 1)).contains(&at) {
             if let Some((region, at)) = self.regions.find(at, len, Some(device)) {
                 return Ok((at, region));
             }

@@ -8,6 +8,7 @@
 //!
 //! ```text
 //!   1 << 60 + (d << 52) + offset   device d      -> its backing; itself where nothing moves
+//!   the same + (1 << 51) + offset   mapped         -> a backing of its own, while it is mapped
 //!   1 << 61 ...                    pinned        -> the mapping passed to `register`
 //!   below 1 << 47                  adopted       -> itself
 //! ```
@@ -27,6 +28,9 @@ const DEVICE_SHIFT: u32 = 52;
 /// First simulated address of pinned memory.
 pub(super) const PINNED_BASE: u64 = 1 << 61;
 const PAGE_BYTES: u64 = 4096;
+
+/// Where a device's addresses for mapped memory begin, beyond its first one.
+pub(super) const MAPPED_OFFSET: u64 = 1 << 51;
 
 /// First simulated address of a device.
 pub(super) fn device_base(device: u32) -> u64 {
@@ -120,8 +124,8 @@ impl Backing {
 
     /// Addresses without memory, for a world that moves no bytes: overlaps still show in them, and
     /// the processor refuses them all.
-    pub(super) fn none(device: u32) -> Backing {
-        let at = std::ptr::without_provenance_mut(device_base(device) as usize);
+    pub(super) fn none(address: u64) -> Backing {
+        let at = std::ptr::without_provenance_mut(address as usize);
         Backing { at: HostPtr(at), len: 0, from: Origin::Nowhere }
     }
 
@@ -207,6 +211,18 @@ impl Regions {
         }
         self.all.insert(address, Region { at, len, holds: 0, device: Some(device) });
         Ok(address)
+    }
+
+    /// Adds memory that was mapped at addresses of a device.
+    pub(super) fn map(&mut self, address: u64, at: HostPtr, len: u64, device: u32) {
+        let region = Region { at, len, holds: 0, device: Some(device) };
+        let before = self.all.insert(address, region);
+        assert!(before.is_none(), "a range is mapped once");
+    }
+
+    /// Takes what was mapped away, whoever uses it; says whether queued ops did.
+    pub(super) fn unmap(&mut self, address: u64) -> bool {
+        self.all.remove(&address).is_some_and(|region| region.holds > 0)
     }
 
     /// Takes a region away; refused while a queued op uses it.

@@ -43,6 +43,7 @@ mod fault;
 mod figures;
 mod launch;
 mod machine;
+mod mapping;
 mod memory;
 mod model;
 mod orders;
@@ -64,12 +65,14 @@ pub use pct::Pct;
 pub use schedule::{Call, Eager, Lazy, Random, Schedule};
 pub use user::{HOST_STREAM, Sim};
 
+use super::mapping::Books;
 use crate::error::{Error, Kind, Missing, Result};
 use crate::unit::{Bytes, Table};
 use machine::{Device, User};
-use memory::Backing;
+use memory::{Backing, MAPPED_OFFSET, device_base};
 use room::Room;
 use state::State;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -97,6 +100,8 @@ pub struct Config {
     pub device_bytes: Bytes,
     /// The most bytes one registration of pinned memory may have.
     pub registration_bytes_max: Bytes,
+    /// What lengths of mapped memory are multiples of; zero: no device can map memory.
+    pub map_granularity: Bytes,
     /// The clock.
     pub clock: Clock,
     /// Faults to happen.
@@ -110,6 +115,7 @@ impl Config {
             devices: 8,
             device_bytes: Bytes(141_000_000_000),
             registration_bytes_max: Bytes::gib(64),
+            map_granularity: Bytes::mib(2),
             clock: Clock::Timed(model),
             faults: FaultPlan::default(),
         }
@@ -130,6 +136,7 @@ impl Config {
         Config {
             devices: 2,
             device_bytes: Bytes::mib(64),
+            map_granularity: Bytes(512),
             clock: Clock::Adversary(schedule),
             ..Config::timed(Model::default())
         }
@@ -191,15 +198,24 @@ impl World {
             let room = Room::new(state.device_bytes);
             let backing = match state.machine.moves_bytes {
                 true => Backing::new(room.size())?,
-                false => Backing::none(ordinal),
+                false => Backing::none(device_base(ordinal)),
             };
             let fixed = [false, true].map(|host| state.machine.open_queue(ordinal, host));
-            let device = Device { backing, room, fixed, broken: None, lost: None };
+            let device = Device {
+                backing,
+                room,
+                ranges: BTreeMap::new(),
+                ranges_next: MAPPED_OFFSET,
+                fixed,
+                broken: None,
+                lost: None,
+            };
             state.machine.devices[ordinal as usize] = Some(device);
         }
         let user = state.machine.users.insert(User {
             streams: Table::new("stream", 1 << 15),
             events: Table::new("event", 1 << 20),
+            books: Books::new(),
             allocated: 0,
             peak: 0,
         });

@@ -2,8 +2,9 @@
 //!
 //! What it is not: it touches no bytes and runs no op; it holds offsets only.
 //!
-//! Invariant: `live` and `gaps` together cover the device exactly once. A gap that waits for its
-//! free to run is lent only to the stream on which that free was enqueued.
+//! Invariant: `live` and `gaps` together cover the device's addresses exactly once. What is used of
+//! them and what is mapped elsewhere is no more than the device has. A gap that waits for its free
+//! to run is lent only to the stream on which that free was enqueued.
 //!
 //! ```text
 //!   | live | gap after (stream 3, op 17) | live | gap |       take(stream 3) may use both gaps,
@@ -40,6 +41,8 @@ struct Gap {
 pub(super) struct Room {
     size: u64,
     used: u64,
+    /// Of those, bytes of memory that has no place here: it is mapped elsewhere, if at all.
+    apart: u64,
     live: BTreeMap<u64, Block>,
     /// By address.
     gaps: Vec<Gap>,
@@ -54,7 +57,7 @@ impl Room {
     pub(super) fn new(size: u64) -> Room {
         let size = size / GRAIN_BYTES * GRAIN_BYTES;
         let gaps = vec![Gap { at: 0, len: size, after: None }];
-        Room { size, used: 0, live: BTreeMap::new(), gaps }
+        Room { size, used: 0, apart: 0, live: BTreeMap::new(), gaps }
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -70,6 +73,9 @@ impl Room {
     /// still to run, then the lowest.
     pub(super) fn take(&mut self, block: Block, lane: Mark) -> Option<u64> {
         let len = rounded(block.len);
+        if len > self.free() {
+            return None;
+        }
         let fits = |gap: &&Gap| gap.len >= len && gap.after.is_none_or(|mark| mark.same(lane));
         let best =
             self.gaps.iter().filter(fits).min_by_key(|gap| (gap.len, gap.after.is_none()))?;
@@ -84,6 +90,25 @@ impl Room {
         self.live.insert(at, block);
         self.used += len;
         Some(at)
+    }
+
+    /// Takes memory that has no address yet. What waits for its free to run is not to be had.
+    pub(super) fn take_apart(&mut self, len: u64) -> bool {
+        let pending: u64 =
+            self.gaps.iter().filter(|gap| gap.after.is_some()).map(|gap| gap.len).sum();
+        let fits = len.saturating_add(pending) <= self.free();
+        if fits {
+            self.used += len;
+            self.apart += len;
+        }
+        fits
+    }
+
+    /// Gives such memory back.
+    pub(super) fn give_apart(&mut self, len: u64) {
+        assert!(len <= self.apart, "memory is given back once");
+        self.used -= len;
+        self.apart -= len;
     }
 
     /// Gives the allocation at `at` back, for others once `after` has run.

@@ -35,6 +35,7 @@ pub(super) struct State {
     pub(super) devices: u32,
     pub(super) device_bytes: u64,
     pub(super) registration_bytes_max: u64,
+    pub(super) map_granularity: u64,
     pub(super) machine: Machine,
     pub(super) faults: Faults,
     pub(super) removals_refused: u64,
@@ -54,6 +55,7 @@ impl State {
             devices: config.devices,
             device_bytes: config.device_bytes.0,
             registration_bytes_max: config.registration_bytes_max.0,
+            map_granularity: config.map_granularity.0,
             machine: Machine::new(moves_bytes),
             faults: Faults::new(config.faults),
             removals_refused: 0,
@@ -117,7 +119,11 @@ impl State {
                 self.report(device, op)?;
             }
             Some(Fault::Reject(code)) => {
-                let misuse = if code == 712 { Misuse::Overlap } else { Misuse::BadValue };
+                let misuse = match code {
+                    712 => Misuse::Overlap,
+                    900 => Misuse::Capturing,
+                    _ => Misuse::BadValue,
+                };
                 return Err(Error::usage(misuse, op).code(code, code_name(code)));
             }
             Some(Fault::NotReady(times)) => self.faults.hold_back(times),

@@ -23,11 +23,13 @@ use super::user::{HOST_STREAM, Sim};
 use crate::backend::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::trace::{Actor, Site, Use};
-use crate::unit::{Bytes, DeviceId, DevicePtr, DeviceRange, EventId, PinnedRange, StreamId};
+use crate::unit::{
+    Bytes, DeviceId, DevicePtr, DeviceRange, EventId, MemoryId, PinnedRange, StreamId,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
-const FRESH_BYTE: u8 = 0xa1;
+pub(super) const FRESH_BYTE: u8 = 0xa1;
 const FREED_BYTE: u8 = 0xde;
 
 /// The raw handle of a queue that was created.
@@ -158,6 +160,34 @@ impl Backend for Sim {
         let mark = Mark { slot, uid: queue.uid, seq: queue.enqueued() + 1 };
         state.machine.device(device).room.give(offset, mark);
         state.push(slot, fill, "free_device").map(drop)
+    }
+
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        self.granularity("map_granularity")
+    }
+
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        self.reserve(len)
+    }
+
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        self.unreserve(range)
+    }
+
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        self.create(len)
+    }
+
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        self.close(memory)
+    }
+
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        self.map(range, memory)
+    }
+
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        self.unmap(range)
     }
 
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
@@ -341,6 +371,7 @@ impl Backend for Sim {
     fn sync(&mut self) -> Result<()> {
         let mut state = self.seat.lock();
         state.enter(self.seat.device, "sync")?;
+        state.strike(self.seat.device, Spot::Sync, None, "sync")?;
         state.run_device(self.seat.device, "sync")
     }
 

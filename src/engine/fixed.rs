@@ -1,0 +1,274 @@
+//! Storages whose address stays: their bytes are unmapped and mapped again, at the same place.
+//!
+//! What it is not: stream-ordered. The driver unmaps at once, whatever is enqueued; so bytes go
+//! only when the host knows everything done that uses them, and never behind a wait of a stream.
+//!
+//! Invariant: bytes are unmapped when the copies of them were seen done, and after that a moment on
+//! every stream of the engine's. The addresses stay reserved until the storage ends.
+//!
+//! ```text
+//!   evict    resident, mapped -> copy-out seen done? -> every stream seen past it? -> unmapped
+//!   acquire  unmapped -> memory: idle, new, or waited for (counted) -> mapped -> copy-in
+//! ```
+//!
+//! Part of the engine.
+
+use super::Engine;
+use super::ledger::Ledger;
+use crate::backend::Backend;
+use crate::error::{Error, Kind, Result};
+use crate::handles::Fixed;
+use crate::storage::{Owner, Residency, Slot, Storage, Tier};
+use crate::trace::Site;
+use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
+use std::time::Instant;
+
+/// May the host wait for memory?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    Never,
+    /// As long as `memory_wait_max`.
+    Bounded,
+}
+
+/// A host that waits asks so often before it lets other threads have the processor.
+const ASKS_A_TURN: u32 = 64;
+
+impl Engine {
+    /// Takes `len` bytes of device memory at an address that stays the same for the storage's life,
+    /// whether its bytes are there or not: for weights, and for what a captured graph points to.
+    /// The bytes are undefined, and resident for `compute`. Addresses and memory are rounded up to
+    /// what the device maps (2 MiB); mapping takes the host longer than an allocation does, and is
+    /// worth it for large storages only.
+    ///
+    /// An eviction gives the memory back once the host knows that the copy-out, and all that the
+    /// streams of this engine were asked to do until then, is done: [`Engine::step`] and
+    /// [`Engine::mark_step`] ask; after [`Engine::flush`] also for the storage evicted last. Every
+    /// stream on which the bytes are used, a graph's replay included, is one that
+    /// [`Engine::adopt_stream`] named; while one is captured nothing is unmapped. Nothing may use
+    /// the address while the storage is evicted: a device fault is the answer, and the end of the
+    /// context.
+    ///
+    /// A reader of an evicted one may have to wait, on the host, for memory that others are about
+    /// to give back: no longer than [`Options::memory_wait_max`](super::Options::memory_wait_max),
+    /// counted in [`Stats::memory_stalls`](super::Stats::memory_stalls).
+    ///
+    /// # Errors
+    /// `Unavailable(Mapping)` where the device or its driver cannot do that; `OutOfMemory` after
+    /// room was made and none was found; `Usage` for zero bytes and streams; `Busy` past
+    /// `storages_max`.
+    pub fn alloc_fixed(
+        &mut self,
+        len: Bytes,
+        compute: StreamId,
+        name: impl Into<Name>,
+    ) -> Result<Storage> {
+        const OP: &str = "alloc_fixed";
+        self.begin(OP)?;
+        let name = name.into();
+        let on = self.open_stream(compute, OP)?;
+        if self.slots.is_full() {
+            return Err(super::too_many(name, OP));
+        }
+        let named = |error: Error| error.at(name).bytes(len);
+        let reserved = self.handles.reserve(&mut self.backend, len, OP);
+        let mut fixed = self.seen(reserved).map_err(named)?;
+        if let Err(error) = self.map_with_room(&mut fixed, on, Wait::Bounded) {
+            self.handles.release(&mut self.backend, fixed);
+            return Err(named(error));
+        }
+        let mut slot =
+            Slot::resident(name, Owner::Fixed, fixed.range().part(Bytes::ZERO, len)?, on);
+        slot.readers.insert(on);
+        slot.fixed = Some(fixed);
+        self.insert(slot, OP)
+    }
+
+    /// Maps the bytes of an evicted storage, unless they still are. Returns where.
+    pub(super) fn map_again(
+        &mut self,
+        id: StorageId,
+        on: usize,
+        wait: Wait,
+    ) -> Result<DeviceRange> {
+        let slot = self.slots.get_mut(id.0, "acquire")?;
+        let len = slot.len;
+        let Some(mut fixed) = slot.fixed.take() else { return Err(slot.refuse("acquire")) };
+        let mapped = match fixed.is_mapped() {
+            true => Ok(()),
+            false => self.map_with_room(&mut fixed, on, wait),
+        };
+        let range = fixed.range();
+        self.slots.get_mut(id.0, "acquire")?.fixed = Some(fixed);
+        mapped?;
+        range.part(Bytes::ZERO, len)
+    }
+
+    /// Maps memory; makes room where there is none.
+    fn map_with_room(&mut self, fixed: &mut Fixed, on: usize, wait: Wait) -> Result<()> {
+        let deadline = Instant::now() + self.options.memory_wait_max;
+        let mut may_trim = true;
+        // Each round takes away what it made room of, so there are not many.
+        loop {
+            let mapped = self.handles.map(&mut self.backend, fixed);
+            let error = match self.seen(mapped) {
+                Err(error) if error.kind() == Kind::OutOfMemory && wait == Wait::Bounded => error,
+                other => return other,
+            };
+            // What is idle now, after a try that failed, may be of that try; once is enough.
+            if !(may_trim && self.handles.trim(&mut self.backend)) {
+                may_trim = self.unmap_some(on, deadline)?;
+                if !may_trim && !self.make_stream_room(on)? {
+                    return Err(self.waited(error, deadline));
+                }
+            } else {
+                may_trim = false;
+            }
+            self.stats.made_room_count += 1;
+        }
+    }
+
+    fn waited(&self, error: Error, deadline: Instant) -> Error {
+        if Instant::now() < deadline {
+            return error;
+        }
+        let waited = self.options.memory_wait_max;
+        error.detail(format!("memory that others are to give back was waited for {waited:?}"))
+    }
+
+    /// Unmaps bytes that were evicted; at the end of what uses them, if that must be waited for.
+    /// Says whether any went.
+    fn unmap_some(&mut self, on: usize, deadline: Instant) -> Result<bool> {
+        self.ledgers[on].latest_may_go();
+        let before = self.handles.unmapped_count();
+        self.release_fixed()?;
+        if self.handles.unmapped_count() > before {
+            return Ok(true);
+        }
+        if !self.is_fixed_pending() || self.is_any_captured()? {
+            return Ok(false);
+        }
+        self.stats.memory_stalls += 1;
+        let start = Instant::now();
+        let (mut went, mut asked) = (Ok(false), 0_u32);
+        while matches!(went, Ok(false)) && Instant::now() < deadline {
+            // Not long, as a rule: the rest of a copy that runs. Others may have work, though.
+            asked = asked.wrapping_add(1);
+            if asked.is_multiple_of(ASKS_A_TURN) {
+                std::thread::yield_now();
+            }
+            went = self.release_fixed().map(|()| self.handles.unmapped_count() > before);
+        }
+        self.stats.memory_stall_time += start.elapsed();
+        went
+    }
+
+    /// Are there bytes that will be unmapped as soon as all that uses them is done?
+    fn is_fixed_pending(&self) -> bool {
+        self.slots.iter().any(|(key, slot)| {
+            let is_latest = || self.ledgers[slot.home].latest == Some(StorageId(key));
+            let is_to_go = match slot.residency() {
+                _ if slot.is_dropped => true,
+                Residency::Evicting => !is_latest(),
+                Residency::Evicted(_) => true,
+                _ => false,
+            };
+            slot.is_mapped() && is_to_go
+        })
+    }
+
+    /// Does somebody capture one of the streams now? Then no moment on it can be marked.
+    fn is_any_captured(&mut self) -> Result<bool> {
+        for index in 0..self.ledgers.len() {
+            let capturing = self.backend.capturing(self.ledgers[index].stream);
+            if self.seen(capturing)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// May a moment be marked on every stream, for bytes to be unmapped? One at a time, as each
+    /// holds as many events until somebody asks about them.
+    pub(super) fn may_fence_fixed(&mut self) -> Result<bool> {
+        let is_fenced = |ledger: &mut Ledger| ledger.queue(Owner::Fixed).fence.is_some();
+        Ok(!self.ledgers.iter_mut().any(is_fenced) && !self.is_any_captured()?)
+    }
+
+    /// Unmaps the bytes that may go, on all streams' accounts.
+    pub(super) fn release_fixed(&mut self) -> Result<()> {
+        for on in 0..self.ledgers.len() {
+            while self.ledgers[on].has_any(Owner::Fixed)
+                && self.next_release(on, Owner::Fixed)?.is_some()
+            {}
+        }
+        let mut at = 0;
+        while let Some(id) = self.lingering.get(at).copied() {
+            if self.settle_lingering(id)? {
+                self.lingering.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// A fetch was given up: its bytes go when no copy uses them, unless they are wanted again.
+    pub(super) fn linger(&mut self, id: StorageId) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "cancel")?;
+        if let Some(fixed) = &mut slot.fixed
+            && !std::mem::replace(&mut fixed.is_lingering, true)
+        {
+            self.lingering.push(id);
+        }
+        Ok(())
+    }
+
+    /// Unmaps bytes that linger, if that may be. Says whether they linger no more.
+    fn settle_lingering(&mut self, id: StorageId) -> Result<bool> {
+        let Some(slot) = self.slots.find_mut(id.0) else { return Ok(true) };
+        let is_away = slot.residency() == Residency::Evicted(Tier::Host) && !slot.is_dropped;
+        let Some(fixed) = &mut slot.fixed else { return Ok(true) };
+        if !is_away || !fixed.is_mapped() {
+            // Wanted again; or ended, and listed with the others that did.
+            fixed.is_lingering = false;
+            return Ok(true);
+        }
+        if !self.copies_done(id, Site::UnmapQuery)? {
+            return Ok(false);
+        }
+        self.unmap_bytes(id).map(|()| true)
+    }
+
+    fn unmap_bytes(&mut self, id: StorageId) -> Result<()> {
+        let Engine { slots, handles, backend, .. } = self;
+        let slot = slots.get_mut(id.0, "release")?;
+        let unmapped = match &mut slot.fixed {
+            Some(fixed) => handles.unmap(backend, fixed),
+            None => Ok(()),
+        };
+        self.seen(unmapped)
+    }
+
+    /// The bytes of a storage go: nothing uses them any more.
+    pub(super) fn unmap(&mut self, id: StorageId) -> Result<()> {
+        self.unmap_bytes(id)?;
+        let slot = self.slots.get_mut(id.0, "release")?;
+        let (home, len, is_dropped) = (slot.home, slot.len, slot.is_dropped);
+        let was_evicting = slot.residency() == Residency::Evicting;
+        if let Some(range) = slot.range.take() {
+            self.ranges.remove(&range.at().0);
+        }
+        if was_evicting {
+            self.ledgers[home].leave(Owner::Fixed, len);
+            self.stats.released_bytes += len.0;
+        }
+        if is_dropped {
+            return self.forget(id);
+        }
+        slot.ticket = 0;
+        slot.readers = Default::default();
+        slot.become_(Residency::Evicted(Tier::Host));
+        Ok(())
+    }
+}

@@ -1,0 +1,71 @@
+//! A wait for the device that spoils the graph which somebody else captures just then; or one that
+//! forgets work whose stream is gone.
+
+use crate::bench::Bench;
+use crate::fake::{name_of, names, script, story};
+use lightering::Misuse;
+use lightering::backend::Backend;
+use lightering::backend::cuda::Cuda;
+
+fn waits_for_context() -> bool {
+    names().iter().any(|name| name == "cuCtxSynchronize")
+}
+
+#[test]
+fn a_wait_for_the_device_spoils_nobodys_capture() {
+    story(name_of!(a_wait_for_the_device_spoils_nobodys_capture), "", || {
+        let (mut b, other) = (Bench::new(0), Bench::new(0));
+        let raw = other.raw(other.lent);
+        script(&format!("capture:{raw}:1"));
+        names();
+        b.cuda.sync().unwrap();
+        assert!(!waits_for_context());
+        let Bench { mut cuda, lent, .. } = other;
+        let refused = cuda.sync().unwrap_err();
+        assert_eq!(refused.misuse(), Some(Misuse::Capturing), "{refused}");
+        assert!(!waits_for_context());
+        assert!(cuda.capturing(lent).unwrap(), "it goes on");
+        b.cuda.close_stream(b.lent).unwrap();
+        script("");
+        cuda.sync().unwrap();
+    });
+}
+
+#[test]
+fn work_on_a_stream_that_was_closed_is_waited_for_all_the_same() {
+    story(name_of!(work_on_a_stream_that_was_closed_is_waited_for_all_the_same), "", || {
+        let mut cuda = Cuda::open(0).unwrap();
+        for is_idle in [true, false] {
+            let stream = cuda.create_stream().unwrap();
+            script(if is_idle { "" } else { "notready:1" });
+            cuda.close_stream(stream).unwrap();
+            names();
+            cuda.sync().unwrap();
+            assert_eq!(waits_for_context(), !is_idle);
+            cuda.sync().unwrap();
+            assert!(!waits_for_context(), "once is enough");
+        }
+    });
+}
+
+#[test]
+fn another_threads_default_stream_is_waited_for_by_the_whole_context() {
+    story(name_of!(another_threads_default_stream_is_waited_for_by_the_whole_context), "", || {
+        let mut cuda = Cuda::open(0).unwrap();
+        let theirs = std::thread::spawn(|| {
+            let mut cuda = Cuda::open(0).unwrap();
+            cuda.adopt_stream(2).unwrap();
+            cuda
+        });
+        let mut theirs = theirs.join().unwrap();
+        names();
+        cuda.sync().unwrap();
+        assert!(waits_for_context());
+        theirs.sync().unwrap();
+        assert!(waits_for_context());
+        drop(theirs);
+        names();
+        cuda.sync().unwrap();
+        assert!(!waits_for_context());
+    });
+}
