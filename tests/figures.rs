@@ -122,7 +122,7 @@ fn session() -> Vec<String> {
     for figure in demanded().figures {
         let just = format!("[[{:?}, 1.0]]", figure.threshold);
         let (part, pairs) = match figure.name.split('.').next().unwrap() {
-            "seam" | "link" | "latency" | "address" | "prefetch" | "rows" | "two" | "scale" => {
+            "link" | "latency" | "address" | "prefetch" | "rows" | "two" | "scale" => {
                 ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]")
             }
             part @ ("seam" | "pinned" | "torch") => (part, just.as_str()),
