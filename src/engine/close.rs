@@ -71,7 +71,6 @@ impl Engine {
         if self.busy.len() + flights + fences > self.options.events_max / 4 {
             self.poll_lanes()?;
             self.settle_blocks()?;
-            self.end_fixed_fences()?;
         }
         Ok(())
     }
