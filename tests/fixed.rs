@@ -254,7 +254,8 @@ fn a_reader_that_must_wait_for_memory_is_counted_and_gets_it() {
         assert_all_given_back(rig);
     }
     // A device that is late keeps the host waiting.
-    let mut rig = rig_of(with_room(lazy(), 1), bounds(), 1);
+    let patient = Options { memory_wait_max: Duration::MAX, ..bounds() };
+    let mut rig = rig_of(with_room(lazy(), 1), patient, 1);
     let (a, _) = fixed(&mut rig, 1);
     evict(&mut rig, &a);
     let (b, _) = fixed(&mut rig, 2);
@@ -263,6 +264,28 @@ fn a_reader_that_must_wait_for_memory_is_counted_and_gets_it() {
     assert!(stats.memory_stall_time > Duration::ZERO);
     drop((a, b));
     assert_all_given_back(rig);
+}
+
+#[test]
+fn bytes_that_go_in_a_streams_order_make_room_for_a_fixed_address() {
+    for seed in 0..100 {
+        let mut rig = rig_of(with_room(Config::adversary(seed), 1), bounds(), 1);
+        let on = rig.streams[0].engine;
+        let owned = rig.engine.alloc(LEN, on, "owned").unwrap();
+        let range = rig.engine.range(owned.id()).unwrap();
+        rig.fill(0, range, 1);
+        rig.engine.evict(owned.id(), on).unwrap();
+        // The stream has yet to get to where they are freed.
+        let (a, at) = fixed(&mut rig, 2);
+        assert_eq!(rig.engine.stats().memory_stalls, 1);
+        rig.check(0, at, 2, format!("seed {seed}"));
+        evict(&mut rig, &a);
+        until_gone(&mut rig, &a);
+        let range = acquire(&mut rig, &owned);
+        rig.check(0, range, 1, format!("seed {seed}: owned"));
+        drop((owned, a));
+        assert_all_given_back(rig);
+    }
 }
 
 #[test]

@@ -12,14 +12,16 @@
 #   overlap      matrix products and memory-bound kernels in turn                70 s
 #   link         copies at the limit of the link, and the host's time for verbs          330 s
 #   link:A,B     only those of its measures: bandwidth-small, bandwidth-large, both, cold, latency,
-#                urgent, prefetch-0, -1, -2, -4, rows, gemm, batch, scale, and, with two GPUs, two
-#                and apart; each is a program of its own with a limit of its own
+#                address, urgent, prefetch-0, -1, -2, -4, rows, gemm, batch, scale, and, with two
+#                GPUs, two and apart; each is a program of its own with a limit of its own
 #   pinned       page-locking beside the driver's own                           90 s
 #   lend         the pool's books, block by block                                45 s
+#   allocator    PyTorch's own pool of pinned memory, where torch is             90 s
 #   predict      the same programs on the simulated device, with those figures   45 s
 #   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
 #   figures      a table of all that, and FOLDER/figures.json
 #
+# PYTHON names the Python whose torch is measured; python3 otherwise.
 # Without a PART all run, in this order. FOLDER is $OUT, or ./results. A part replaces what it left
 # there before; what other parts left stays, so parts can be run one by one. FOLDER holds
 # machine.txt, model.txt, runs.jsonl, figures.json and all.log.
@@ -41,7 +43,8 @@ rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance seam calibrate train first overlap link pinned lend predict sanitizer figures)
+all=(conformance seam calibrate train first overlap link pinned lend allocator predict sanitizer
+    figures)
 parts_all=("${all[@]}")
 while getopts o:t:r option; do
     case $option in
@@ -66,7 +69,7 @@ done
 shift $((OPTIND - 1))
 parts=("$@")
 [ $# -gt 0 ] || parts=("${all[@]}")
-links=(bandwidth-small bandwidth-large both cold latency urgent
+links=(bandwidth-small bandwidth-large both cold latency address urgent
     prefetch-0 prefetch-1 prefetch-2 prefetch-4 rows gemm batch scale two apart)
 for part in "${parts[@]}"; do
     words=" ${links[*]} "
@@ -293,6 +296,21 @@ measure_lend() {
     fi
     criterion pinned.lend-repeat pinned_lend_repeat 100 &&
         criterion pinned.lend-churn pinned_lend_churn_65k 600 || failed=$((failed + 1))
+}
+
+# Its figures are those of the parts `pinned` and `lend` beside what this says.
+measure_allocator() {
+    local python=${PYTHON:-python3} code=0 line
+    if ! "$python" -c 'import torch' 2> /dev/null; then
+        say "allocator: NOT measured: $python has no torch here"
+        return
+    fi
+    run=$((run + 1))
+    program "$python" -- ../python/benches/pytorch_pinned.py --bytes 8GiB,32GiB --json || code=$?
+    while read -r line; do
+        record '' "pytorch_pinned.py --bytes 8GiB,32GiB --json" "$line"
+    done < <(grep '^{.*}$' "$scratch/out")
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
 }
 
 measure_predict() {

@@ -6,13 +6,14 @@
 //! figure as soon as it is known, so that a run cut short keeps what it measured.
 //!
 //! ```text
-//!   main (words) -> copies latency ahead rows two apart beside -> figure (table, JSON)
+//!   main (words) -> copies latency address ahead rows two apart beside -> figure (table, JSON)
 //!                        \____________|_____________/
 //!                   rig (device, engine, hold) -> driver (raw calls)
 //! ```
 //!
 //! `cargo bench --bench link -- --help`. In a bundle: `run.sh 'bench:link --json'`.
 
+mod address;
 mod ahead;
 mod apart;
 mod beside;
@@ -32,6 +33,7 @@ mod driver;
 mod emulator;
 mod figure;
 mod latency;
+mod mapping;
 mod rig;
 mod rows;
 mod two;
@@ -55,6 +57,7 @@ Usage: link [options] [measure...]
   both        both ways at once
   cold        one copy with the device idle, from the call to its event (CUDA only)
   latency     the host's time for evict and refill (CUDA only)
+  address     the host's time to give memory back and take it again where the address stays
   urgent      a copy that a reader waits for, while others are fetched ahead
   prefetch    a pass over 64 layers whose inputs come back, by amount of compute, and by how many
               are on their way: prefetch-0, prefetch-1, prefetch-2, prefetch-4
@@ -80,12 +83,13 @@ most 20 s at the usual --pairs and --total, but trunks and beside.
 
 const PAIRS_MAX: usize = 1000;
 /// A name that goes on behind a dash is one of several; the first part alone means all of them.
-const MEASURES: [(&str, Measure); 16] = [
+const MEASURES: [(&str, Measure); 17] = [
     ("bandwidth-small", |bench, out| copies::bandwidth(bench, Bytes::mib(1)..=Bytes::mib(16), out)),
     ("bandwidth-large", |bench, out| copies::bandwidth(bench, Bytes::mib(64)..=Bytes::gib(1), out)),
     ("both", copies::both),
     ("cold", copies::cold),
     ("latency", latency::latency),
+    ("address", address::address),
     ("urgent", copies::urgent),
     ("prefetch-0", |bench, out| ahead::ahead(bench, 0, out)),
     ("prefetch-1", |bench, out| ahead::ahead(bench, 1, out)),
@@ -101,7 +105,7 @@ const MEASURES: [(&str, Measure); 16] = [
 /// Besides; its figures are not asked for.
 const BESIDE: (&str, Measure) = ("beside", beside::beside);
 /// Measured where none is named.
-const USUAL: usize = 13;
+const USUAL: usize = 14;
 
 type Measure = fn(&Bench, &mut Figures) -> Result<()>;
 

@@ -145,7 +145,10 @@ impl Engine {
         self.settle_stalls()?;
         self.settle_spans(usize::MAX)?;
         self.settle_sums(usize::MAX, reports_max)?;
-        self.release_all()
+        self.is_idle = true;
+        let released = self.release_all();
+        self.is_idle = false;
+        released
     }
 
     /// Drains, ends every storage, gives everything back, and closes the engine. Bytes that a

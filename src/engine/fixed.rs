@@ -106,7 +106,7 @@ impl Engine {
 
     /// Maps memory; makes room where there is none.
     fn map_with_room(&mut self, fixed: &mut Fixed, on: usize, wait: Wait) -> Result<()> {
-        let deadline = Instant::now() + self.options.memory_wait_max;
+        let since = Instant::now();
         let mut may_trim = true;
         // Each round takes away what it made room of, so there are not many.
         loop {
@@ -117,9 +117,9 @@ impl Engine {
             };
             // What is idle now, after a try that failed, may be of that try; once is enough.
             if !(may_trim && self.handles.trim(&mut self.backend)) {
-                may_trim = self.unmap_some(on, deadline)?;
-                if !may_trim && !self.make_stream_room(on)? {
-                    return Err(self.waited(error, deadline));
+                may_trim = self.unmap_some(on, since)?;
+                if !may_trim && !self.free_some(on, since)? {
+                    return Err(self.waited(error, since));
                 }
             } else {
                 may_trim = false;
@@ -128,8 +128,8 @@ impl Engine {
         }
     }
 
-    fn waited(&self, error: Error, deadline: Instant) -> Error {
-        if Instant::now() < deadline {
+    fn waited(&self, error: Error, since: Instant) -> Error {
+        if since.elapsed() < self.options.memory_wait_max {
             return error;
         }
         let waited = self.options.memory_wait_max;
@@ -138,7 +138,7 @@ impl Engine {
 
     /// Unmaps bytes that were evicted; at the end of what uses them, if that must be waited for.
     /// Says whether any went.
-    fn unmap_some(&mut self, on: usize, deadline: Instant) -> Result<bool> {
+    fn unmap_some(&mut self, on: usize, since: Instant) -> Result<bool> {
         self.ledgers[on].latest_may_go();
         let before = self.handles.unmapped_count();
         self.release_fixed()?;
@@ -148,19 +148,47 @@ impl Engine {
         if !self.is_fixed_pending() || self.is_any_captured()? {
             return Ok(false);
         }
+        self.stall(since, |engine| {
+            engine.release_fixed()?;
+            Ok(engine.handles.unmapped_count() > before)
+        })
+    }
+
+    /// Gives back what goes in the order of a stream, and waits until the stream got there: memory
+    /// that has no address yet is in no stream's order. Says whether any went.
+    fn free_some(&mut self, on: usize, since: Instant) -> Result<bool> {
+        if !self.make_stream_room(on)? {
+            return Ok(false);
+        }
+        self.free_events()?;
+        let freed = self.events.mark(&mut self.backend, self.ledgers[on].stream);
+        let freed = self.seen(freed)?;
+        self.stall(since, |engine| {
+            let done = freed.done(&mut engine.backend, Site::TransferQuery);
+            engine.seen(done)
+        })?;
+        Ok(true)
+    }
+
+    /// Waits, on the host, until it is there or `memory_wait_max` has passed; says which.
+    fn stall(
+        &mut self,
+        since: Instant,
+        mut is_there: impl FnMut(&mut Engine) -> Result<bool>,
+    ) -> Result<bool> {
         self.stats.memory_stalls += 1;
         let start = Instant::now();
-        let (mut went, mut asked) = (Ok(false), 0_u32);
-        while matches!(went, Ok(false)) && Instant::now() < deadline {
+        let (mut there, mut asked) = (Ok(false), 0_u32);
+        while matches!(there, Ok(false)) && since.elapsed() < self.options.memory_wait_max {
             // Not long, as a rule: the rest of a copy that runs. Others may have work, though.
             asked = asked.wrapping_add(1);
             if asked.is_multiple_of(ASKS_A_TURN) {
                 std::thread::yield_now();
             }
-            went = self.release_fixed().map(|()| self.handles.unmapped_count() > before);
+            there = is_there(self);
         }
         self.stats.memory_stall_time += start.elapsed();
-        went
+        there
     }
 
     /// Are there bytes that will be unmapped as soon as all that uses them is done?

@@ -83,6 +83,8 @@ pub struct Engine {
     packer: Packer,
     /// Memory for bytes whose address stays.
     handles: Handles,
+    /// The whole device was waited for, and nothing was enqueued since.
+    is_idle: bool,
     /// Storages evicted whose bytes are still mapped, since a fetch of them was given up.
     lingering: Vec<StorageId>,
     /// What the next copy waits for; kept for its room.
@@ -154,6 +156,7 @@ impl Engine {
             packer: Packer::default(),
             handles: Handles::new(options.handles()),
             lingering: Vec::new(),
+            is_idle: false,
             slots: Table::new("storage", options.storages_max),
             ranges: BTreeMap::new(),
             ledgers: Vec::new(),

@@ -24,7 +24,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Device bytes that were evicted and are not given back yet: below it nothing waits for a
-    /// copy-out, above it the caller's stream waits for the oldest one, on the device.
+    /// copy-out, above it the caller's stream waits for the oldest one, on the device. Bytes whose
+    /// address stays do not count: no wait of a stream would let them go.
     pub unreleased_bytes_max: Bytes,
     /// Device bytes fetched ahead that no reader asked for yet.
     pub prefetch_bytes_max: Bytes,

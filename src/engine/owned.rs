@@ -25,7 +25,7 @@ use crate::unit::{Bytes, DevicePtr, DeviceRange, Name, StorageId, StreamId};
 
 impl Engine {
     /// Takes `len` bytes of device memory in the order of `compute`, for a storage whose bytes the
-    /// engine frees and takes again by itself, at any address; see [`Engine::alloc_fixed`]. They
+    /// engine frees and takes again by itself, at any address (see [`Engine::alloc_fixed`]). They
     /// are undefined, and resident for `compute`.
     ///
     /// # Errors

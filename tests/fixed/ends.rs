@@ -122,6 +122,28 @@ fn a_fence_in_front_of_unmapping_keeps_no_events_from_what_a_framework_asks_for(
 }
 
 #[test]
+fn a_host_that_waited_for_the_device_need_not_ask_again() {
+    for seed in 0..50 {
+        let options = Options { memory_pooled_bytes_min: Bytes::MAX, ..bounds() };
+        let mut rig = rig_of(Config::adversary(seed), options, 2);
+        let on = rig.streams[0].engine;
+        let (a, at) = fixed(&mut rig, 1);
+        let (b, _) = fixed(&mut rig, 2);
+        evict(&mut rig, &a);
+        rig.order(0, 1);
+        rig.check(1, at, 1, "live, on another stream".into());
+        rig.engine.release(b, on).unwrap();
+        rig.engine.flush(on).unwrap();
+        rig.engine.drain().unwrap();
+        assert_eq!(rig.engine.memory().unwrap().allocated, Bytes::ZERO, "seed {seed}");
+        assert_eq!(acquire(&mut rig, &a), at);
+        rig.check(0, at, 1, format!("seed {seed}"));
+        drop(a);
+        assert_all_given_back(rig);
+    }
+}
+
+#[test]
 fn an_engine_dropped_while_bytes_are_mapped_gives_them_back() {
     for seed in 0..50 {
         let mut rig = rig_of(Config::adversary(seed), bounds(), 1);

@@ -14,7 +14,7 @@ use lightering::backend::sim::Sim;
 use lightering::backend::{About, Arg, Backend, Fence, Grid, Kernel, Memory, Pinner, Timing};
 use lightering::trace::{Actor, Site, Use};
 use lightering::{
-    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, PinnedRange, Result, StreamId,
+    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, MemoryId, PinnedRange, Result, StreamId,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,6 +58,33 @@ impl Backend for Faulty {
     fn free_device(&mut self, at: DevicePtr, on: StreamId) -> Result<()> {
         // A free is refused only by a lost device, or under capture.
         self.inner.free_device(at, on)
+    }
+    fn map_granularity(&mut self) -> Result<Bytes> {
+        self.inner.map_granularity()
+    }
+    fn reserve_range(&mut self, len: Bytes) -> Result<DeviceRange> {
+        self.strike("reserve_range")?;
+        self.inner.reserve_range(len)
+    }
+    fn release_range(&mut self, range: DeviceRange) -> Result<()> {
+        self.strike("release_range")?;
+        self.inner.release_range(range)
+    }
+    fn create_memory(&mut self, len: Bytes) -> Result<MemoryId> {
+        self.strike("create_memory")?;
+        self.inner.create_memory(len)
+    }
+    fn close_memory(&mut self, memory: MemoryId) -> Result<()> {
+        self.strike("close_memory")?;
+        self.inner.close_memory(memory)
+    }
+    fn map_memory(&mut self, range: DeviceRange, memory: &[MemoryId]) -> Result<()> {
+        self.strike("map_memory")?;
+        self.inner.map_memory(range, memory)
+    }
+    fn unmap_memory(&mut self, range: DeviceRange) -> Result<()> {
+        self.strike("unmap_memory")?;
+        self.inner.unmap_memory(range)
     }
     fn adopt_stream(&mut self, raw: usize) -> Result<StreamId> {
         self.inner.adopt_stream(raw)

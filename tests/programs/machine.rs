@@ -91,9 +91,12 @@ impl Machine {
         let seed = self.seed();
         let name = format!("item.{}", self.items.len());
         let (handle, range) = if is_owned {
-            let Some(handle) = allowed(self.rig.engine.alloc(len, on, name.as_str())) else {
-                return;
+            // A third of them keep their address.
+            let got = match seed % 3 {
+                0 => self.rig.engine.alloc_fixed(len, on, name.as_str()),
+                _ => self.rig.engine.alloc(len, on, name.as_str()),
             };
+            let Some(handle) = allowed(got) else { return };
             (handle, None)
         } else {
             let Some(range) = allowed(self.rig.take(s, len)) else { return };

@@ -108,7 +108,11 @@ impl Machine {
         let (on, seed, number) = (self.on(s), self.seed(), self.added);
         let name = format!("item.{number}");
         let (handle, range) = if is_owned {
-            let alloc = self.side.engine.alloc(len, on, name.as_str());
+            // A third keep their address, where nobody is told when their bytes go.
+            let alloc = match seed % 3 {
+                0 if self.of != Of::Eager => self.side.engine.alloc_fixed(len, on, name.as_str()),
+                _ => self.side.engine.alloc(len, on, name.as_str()),
+            };
             let Some(handle) = self.heard(alloc, &[]) else { return };
             (handle, None)
         } else {
