@@ -205,7 +205,7 @@ impl Ledger {
 
     /// Closes an account: its blocks that are not back by now are nobody's, and never lent again.
     pub(super) fn close(&mut self, slot: u32) {
-        self.spill(slot, &mut |_| None);
+        self.spill(slot, &mut |_| None, &mut |_| {});
         self.catch_up(slot);
         self.counts.lends_repeated += self.accounts[slot as usize].front.lends();
         for id in 0..self.space.numbers() {

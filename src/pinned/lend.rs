@@ -135,9 +135,10 @@ impl Client {
 
     #[inline(never)]
     fn lend_by_books(&mut self, room: u64, len: Bytes, name: Name) -> Result<Lent> {
+        let max = self.inner.options.settle_calls_max;
         let found = {
             let mut ledger = self.inner.lock();
-            self.till.spill(&mut ledger);
+            self.till.spill(&mut ledger, &mut self.doubts, max);
             ledger.lend(self.slot, room, len.get(), name)
         };
         let loan = match found {
@@ -186,17 +187,18 @@ impl Client {
         if scrub && let Err(error) = self.inner.scrub(block.id) {
             return Err(Refused { block, busy, error });
         }
+        let max = self.inner.options.settle_calls_max;
         let doubt = {
             let mut ledger = self.inner.lock();
             self.till.leave(block.id);
             if busy.is_some() {
                 // Those that came back before it are the older ones.
-                self.till.spill(&mut ledger);
+                self.till.spill(&mut ledger, &mut self.doubts, max);
             }
             ledger.give_back(block.id, busy, block.arena.take())
         };
         if let Some(doubt) = doubt
-            && self.doubts.len() < self.inner.options.settle_calls_max
+            && self.doubts.len() < max
         {
             self.doubts.push(doubt);
         }
@@ -221,7 +223,7 @@ impl Client {
             return self.till.settle(max, poll, on_done);
         }
         if self.till.has_some() {
-            self.till.spill(&mut self.inner.lock());
+            self.till.spill(&mut self.inner.lock(), &mut self.doubts, max);
         }
         if self.doubts.is_empty() {
             let mut ledger = self.inner.lock();
@@ -410,7 +412,7 @@ impl Drop for Client {
         let mut doubts = Vec::new();
         let fence = {
             let mut ledger = self.inner.lock();
-            self.till.spill(&mut ledger);
+            self.till.spill(&mut ledger, &mut self.doubts, 0);
             ledger.oldest(self.slot, usize::MAX, &mut doubts);
             Arc::clone(&ledger.accounts[self.slot as usize].fence)
         };

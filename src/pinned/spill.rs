@@ -15,6 +15,7 @@
 #![deny(unsafe_code)]
 
 use super::arena::Arena;
+use super::busy::Doubt;
 use super::front::{Front, State};
 use super::ledger::{Account, Ledger};
 use super::space::Use;
@@ -69,16 +70,22 @@ impl Ledger {
         sum
     }
 
-    /// Puts what a client has at hand and not lent into the books, in the order of its coming back;
-    /// `arena` hands over the arena of a card's block where the caller has it.
-    pub(super) fn spill(&mut self, slot: u32, arena: &mut dyn FnMut(usize) -> Option<Arc<Arena>>) {
+    /// Puts what a client has at hand and not lent into the books, in the order of its coming back.
+    /// `arena` hands over the arena of a card's block where the caller has it; `busy` is told what
+    /// there is to ask about now.
+    pub(super) fn spill(
+        &mut self,
+        slot: u32,
+        arena: &mut dyn FnMut(usize) -> Option<Arc<Arena>>,
+        busy: &mut dyn FnMut(Doubt),
+    ) {
         if self.accounts[slot as usize].front.is_out() {
             return;
         }
         let front = Arc::clone(&self.accounts[slot as usize].front);
         for at in front.by_age() {
             if let Some((id, event)) = front.take(at) {
-                self.give_back(id, event, arena(at));
+                self.give_back(id, event, arena(at)).into_iter().for_each(&mut *busy);
             }
         }
     }
@@ -87,7 +94,7 @@ impl Ledger {
     pub(super) fn spill_all(&mut self) {
         for slot in 0..self.accounts.capacity() {
             if self.accounts.contains(slot) {
-                self.spill(slot as u32, &mut |_| None);
+                self.spill(slot as u32, &mut |_| None, &mut |_| {});
             }
         }
     }

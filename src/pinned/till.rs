@@ -16,6 +16,7 @@
 
 use super::arena::Arena;
 use super::block::Block;
+use super::busy::Doubt;
 use super::front::{CARDS, Front, State, state, word};
 use super::ledger::{Ledger, Loan};
 use crate::error::Result;
@@ -177,13 +178,19 @@ impl Till {
         self.kept.iter().any(|kept| kept.arena.is_some())
     }
 
-    /// Puts everything that is not lent into the books.
-    pub(super) fn spill(&mut self, ledger: &mut Ledger) {
+    /// Puts everything that is not lent into the books; what is busy of it joins the `doubts`, of
+    /// which there are at most `max`.
+    pub(super) fn spill(&mut self, ledger: &mut Ledger, doubts: &mut Vec<Doubt>, max: usize) {
         if !self.has_some() {
             return;
         }
         let kept = &mut self.kept;
-        ledger.spill(self.slot, &mut |at| kept[at].arena.take());
+        let mut busy = |doubt| {
+            if doubts.len() < max {
+                doubts.push(doubt);
+            }
+        };
+        ledger.spill(self.slot, &mut |at| kept[at].arena.take(), &mut busy);
         // Where others were quicker the books have the block already.
         for kept in self.kept.iter_mut().filter(|kept| state(kept.word) != State::Lent) {
             kept.forget();
