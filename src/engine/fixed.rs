@@ -42,12 +42,12 @@ impl Engine {
     /// worth it for large storages only.
     ///
     /// An eviction gives the memory back once the host knows that the copy-out, and all that the
-    /// streams of this engine were asked to do until then, is done: [`Engine::step`] and
-    /// [`Engine::mark_step`] ask; after [`Engine::flush`] also for the storage evicted last. Every
-    /// stream on which the bytes are used, a graph's replay included, is one that
-    /// [`Engine::adopt_stream`] named; while one is captured nothing is unmapped. Nothing may use
-    /// the address while the storage is evicted: a device fault is the answer, and the end of the
-    /// context.
+    /// streams of this engine were asked to do until then, is done: [`Engine::step`],
+    /// [`Engine::mark_step`] and [`Engine::releasable`] ask; after [`Engine::flush`] also for the
+    /// storage evicted last. Every stream on which the bytes are used, a graph's replay included,
+    /// is one that [`Engine::adopt_stream`] named; while one is captured nothing is unmapped.
+    /// Nothing may use the address while the storage is evicted: a device fault is the answer, and
+    /// the end of the context.
     ///
     /// A reader of an evicted one may have to wait, on the host, for memory that others are about
     /// to give back: no longer than [`Options::memory_wait_max`](super::Options::memory_wait_max),

@@ -42,6 +42,9 @@ impl Engine {
         while let Some(id) = self.homeless.pop() {
             self.bury(id, on)?;
         }
+        // Those hold events while nobody asks; what is refused can go later.
+        let released = self.release_fixed();
+        self.refusal(released)?;
         self.next_release(on, Owner::Framework)
     }
 
