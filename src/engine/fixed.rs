@@ -118,7 +118,7 @@ impl Engine {
             // What is idle now, after a try that failed, may be of that try; once is enough.
             if !(may_trim && self.handles.trim(&mut self.backend)) {
                 may_trim = self.unmap_some(on, since)?;
-                if !may_trim && !self.free_some(on, since)? {
+                if !may_trim && !self.free_some(on, since)? && !self.cancel_fixed(on)? {
                     return Err(self.waited(error, since));
                 }
             } else {
@@ -168,6 +168,12 @@ impl Engine {
             engine.seen(done)
         })?;
         Ok(true)
+    }
+
+    /// What was fetched ahead is a guess, and who asks is a reader: it goes once its copy is done.
+    /// No stream orders that, so whose guess it is does not matter. Says whether there was any.
+    fn cancel_fixed(&mut self, on: usize) -> Result<bool> {
+        self.cancel_each(on, |slot| slot.owner == Owner::Fixed)
     }
 
     /// Waits, on the host, until it is there or `memory_wait_max` has passed; says which.

@@ -143,13 +143,18 @@ impl Engine {
 
     /// Cancels everything fetched ahead for a stream.
     fn cancel_owned(&mut self, on: usize) -> Result<bool> {
-        let ahead: Vec<StorageId> = self
-            .slots
-            .iter()
-            .filter(|(_, slot)| slot.owner == Owner::Engine && slot.home == on)
-            .filter(|(_, slot)| slot.residency() == Residency::Refilling && !slot.is_dropped)
-            .map(|(key, _)| StorageId(key))
-            .collect();
+        self.cancel_each(on, |slot| slot.owner == Owner::Engine && slot.home == on)
+    }
+
+    /// Cancels every guess that `is_one` picks. Says whether there were any.
+    pub(super) fn cancel_each(
+        &mut self,
+        on: usize,
+        is_one: impl Fn(&Slot) -> bool,
+    ) -> Result<bool> {
+        let is_ahead = |slot: &Slot| slot.residency() == Residency::Refilling && !slot.is_dropped;
+        let ahead = self.slots.iter().filter(|(_, slot)| is_one(slot) && is_ahead(slot));
+        let ahead: Vec<StorageId> = ahead.map(|(key, _)| StorageId(key)).collect();
         for id in &ahead {
             self.cancel_refill(*id, on)?;
         }
