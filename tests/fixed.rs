@@ -7,6 +7,8 @@
 
 #[path = "fixed/ends.rs"]
 mod ends;
+#[path = "fixed/room.rs"]
+mod room;
 mod support;
 
 use lightering::backend::Backend;
@@ -459,32 +461,4 @@ fn a_step_may_be_predicted_where_no_byte_moves() {
     assert_eq!(rig.engine.stats().mapped_bytes, Bytes::mib(2).0);
     drop(storage);
     rig.assert_nothing_left();
-}
-
-#[test]
-fn a_reader_out_of_turn_gets_the_memory_of_what_was_fetched_ahead() {
-    for seed in 0..100 {
-        let options =
-            Options { prefetch_count_max: 1, memory_wait_max: Duration::from_secs(60), ..bounds() };
-        let mut rig = rig_of(with_room(Config::adversary(seed), 2), options, 1);
-        let mut all = Vec::new();
-        for n in 0..3 {
-            let (storage, at) = fixed(&mut rig, n);
-            evict(&mut rig, &storage);
-            until_gone(&mut rig, &storage);
-            all.push((storage, at));
-        }
-        acquire(&mut rig, &all[2].0);
-        assert_eq!(rig.engine.residency(all[1].0.id()).unwrap(), Residency::Refilling);
-        // All the memory is in use, and half of it by a guess.
-        let range = acquire(&mut rig, &all[0].0);
-        rig.check(0, range, 0, format!("seed {seed}"));
-        assert_eq!(rig.engine.residency(all[1].0.id()).unwrap(), AWAY);
-        evict(&mut rig, &all[0].0);
-        until_gone(&mut rig, &all[0].0);
-        let range = acquire(&mut rig, &all[1].0);
-        rig.check(0, range, 1, format!("seed {seed}: given up"));
-        drop(all);
-        assert_all_given_back(rig);
-    }
 }

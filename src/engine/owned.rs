@@ -7,6 +7,7 @@
 //!
 //! ```text
 //!   alloc_device -> OutOfMemory -> idle memory to be mapped goes           -> again
+//!                              \-> unmap what is evicted and not used    -> again
 //!                              \-> pass the copies, free what was evicted -> again
 //!                              \-> cancel what was fetched ahead          -> again -> OutOfMemory
 //! ```
@@ -123,10 +124,21 @@ impl Engine {
     /// Gives back memory that is idle, or bytes that were evicted already, or else those fetched
     /// ahead. Says whether any went.
     fn make_room(&mut self, on: usize) -> Result<bool> {
-        if self.handles.trim(&mut self.backend) {
+        if self.handles.trim(&mut self.backend) || self.unmap_idle(on)? {
             return Ok(true);
         }
         self.make_stream_room(on)
+    }
+
+    /// Unmaps bytes at fixed addresses, as far as all that uses them is done. Says whether any
+    /// went.
+    fn unmap_idle(&mut self, on: usize) -> Result<bool> {
+        let before = self.handles.unmapped_count();
+        self.ledgers[on].latest_may_go();
+        let released = self.release_fixed();
+        self.refusal(released)?;
+        self.handles.trim(&mut self.backend);
+        Ok(self.handles.unmapped_count() > before)
     }
 
     /// The same, of bytes that go in the order of a stream.
