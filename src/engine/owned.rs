@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   alloc_device -> OutOfMemory -> idle memory to be mapped goes           -> again
-//!                              \-> unmap what is evicted and not used    -> again
+//!                              \-> unmap what is evicted and not used     -> again
 //!                              \-> pass the copies, free what was evicted -> again
 //!                              \-> cancel what was fetched ahead          -> again -> OutOfMemory
 //! ```

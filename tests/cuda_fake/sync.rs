@@ -2,7 +2,7 @@
 //! forgets work whose stream is gone.
 
 use crate::bench::Bench;
-use crate::fake::{name_of, names, script, story};
+use crate::fake::{calls, name_of, names, script, story};
 use lightering::Misuse;
 use lightering::backend::Backend;
 use lightering::backend::cuda::Cuda;
@@ -28,6 +28,36 @@ fn a_wait_for_the_device_spoils_nobodys_capture() {
         b.cuda.close_stream(b.lent).unwrap();
         script("");
         cuda.sync().unwrap();
+    });
+}
+
+#[test]
+fn each_stream_of_the_device_is_waited_for_and_by_its_own_name() {
+    story(name_of!(each_stream_of_the_device_is_waited_for_and_by_its_own_name), "", || {
+        let (mut b, other) = (Bench::new(0), Bench::new(0));
+        let mut all = vec![b.raw(b.own), b.raw(b.lent), other.raw(other.own)];
+        all.push(other.raw(other.lent));
+        calls();
+        b.cuda.sync().unwrap();
+        let calls = calls();
+        let args = |name: &str| -> Vec<Vec<u64>> {
+            let named = calls.iter().filter(|call| call.name == name);
+            named.map(|call| call.args.clone()).collect()
+        };
+        let [behind] = &args("cuStreamSynchronize")[..] else { panic!("{calls:?}") };
+        let mut recorded: Vec<u64> = Vec::new();
+        let pairs = args("cuEventRecord").into_iter().zip(args("cuStreamWaitEvent"));
+        for (record, wait) in pairs {
+            assert_eq!(wait, [behind[0], record[0], 0], "the event of that stream's moment");
+            recorded.push(record[1]);
+        }
+        recorded.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(recorded, all);
+        assert!(!all.contains(&behind[0]), "a stream of its own");
+        // The wait comes after all of them.
+        let last = calls.iter().rposition(|call| call.name == "cuStreamWaitEvent");
+        assert!(last < calls.iter().position(|call| call.name == "cuStreamSynchronize"));
     });
 }
 
