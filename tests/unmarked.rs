@@ -168,6 +168,78 @@ fn a_target_that_an_unmarked_copy_writes_is_not_freed() {
     assert_healed(&mut rig);
 }
 
+/// A storage whose address stays, out and unmapped.
+fn unmapped(faults: FaultPlan) -> (Rig, lightering::Storage) {
+    let mut rig = lazy(faults);
+    let on = rig.streams[0].engine;
+    let storage = rig.engine.alloc_fixed(LEN, on, "stays").unwrap();
+    let range = rig.engine.range(storage.id()).unwrap();
+    rig.fill(0, range, 1);
+    rig.engine.evict(storage.id(), on).unwrap();
+    rig.engine.flush(on).unwrap();
+    while rig.engine.residency(storage.id()).unwrap() != AWAY {
+        rig.engine.step().unwrap();
+    }
+    assert_eq!(rig.engine.stats().mapped_bytes, 0);
+    (rig, storage)
+}
+
+#[test]
+fn a_fixed_address_that_an_unmarked_copy_writes_stays_mapped_until_it_is_over() {
+    let records = unmapped(FaultPlan::default()).0.engine.stats().seam.records;
+    for is_ended in [false, true] {
+        // The end of the copy-in, then the same asked for again.
+        let (mut rig, storage) = unmapped(silent(records + 1..=records + 2, 2));
+        let on = rig.streams[0].engine;
+        rig.engine.acquire(storage.id(), on).unwrap_err();
+        assert_eq!(rig.engine.residency(storage.id()).unwrap(), AWAY);
+        let mapped = rig.engine.stats().mapped_bytes;
+        assert!(mapped >= LEN.0, "unmapped under the copy");
+        let mut storage = Some(storage);
+        if is_ended {
+            rig.engine.release(storage.take().unwrap(), on).unwrap_err();
+        } else {
+            rig.engine.step().unwrap_err();
+        }
+        assert_eq!(rig.engine.stats().mapped_bytes, mapped, "unmapped under the copy");
+        assert_no_hazard(&rig);
+        for _ in 0..1000 {
+            rig.engine.step().unwrap();
+        }
+        assert_eq!(rig.engine.stats().mapped_bytes, 0, "nobody wants it");
+        if let Some(storage) = storage {
+            let Acquire::Ready(range) = rig.engine.acquire(storage.id(), on).unwrap() else {
+                panic!()
+            };
+            rig.check(0, range, 1, "after all".into());
+            rig.engine.release(storage, on).unwrap();
+            rig.engine.drain().unwrap();
+        }
+        assert_healed(&mut rig);
+    }
+}
+
+#[test]
+fn a_fixed_address_that_an_unmarked_copy_reads_is_not_unmapped_by_its_end() {
+    // E1, then the end of the copy; the next verb asks for it again.
+    let mut rig = lazy(silent(2..=3, 2));
+    let on = rig.streams[0].engine;
+    let storage = rig.engine.alloc_fixed(LEN, on, "stays").unwrap();
+    let range = rig.engine.range(storage.id()).unwrap();
+    rig.fill(0, range, 1);
+    rig.engine.evict(storage.id(), on).unwrap_err();
+    let mapped = rig.engine.stats().mapped_bytes;
+    rig.engine.release(storage, on).unwrap_err();
+    assert_eq!(rig.engine.stats().mapped_bytes, mapped, "unmapped under the copy");
+    assert_no_hazard(&rig);
+    for _ in 0..1000 {
+        rig.engine.step().unwrap();
+    }
+    let stats = rig.engine.stats();
+    assert_eq!((stats.mapped_bytes, stats.storages), (0, 0));
+    assert_healed(&mut rig);
+}
+
 #[test]
 fn what_nothing_ever_proves_idle_is_in_quarantine_when_its_engine_is_gone() {
     let mut rig = lazy(silent(2..=1000, 1000));
