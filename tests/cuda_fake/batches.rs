@@ -121,27 +121,30 @@ fn refusal(b: &mut Bench, pieces: &[Piece]) -> (Error, usize) {
 
 #[test]
 fn one_bad_piece_is_refused_before_anything_is_enqueued() {
-    story(name_of!(one_bad_piece_is_refused_before_anything_is_enqueued), "", || {
-        let mut b = Bench::new(0);
-        let good = pieces(&b);
-        let (at, host) = (b.at.0, b.host.0);
-        for (bad, why) in [
-            (Piece { pinned: pinned(host, 8), device: device(at, 4) }, Misuse::LengthMismatch),
-            (Piece { pinned: pinned(host, 0), device: device(at, 0) }, Misuse::Empty),
-            (
-                Piece { pinned: pinned(host + Bench::LEN - 4, 8), device: device(at, 8) },
-                Misuse::OutOfRange,
-            ),
-        ] {
-            let mut all = good.clone();
-            all.push(bad);
-            calls();
-            let (error, enqueued) = refusal(&mut b, &all);
-            assert_eq!((error.misuse(), enqueued), (Some(why), 0));
-            assert!(names().iter().all(|name| !name.contains("Memcpy")), "{why:?}");
-        }
-        b.close();
-    });
+    // With the driver's call for batches, and with one that has none.
+    for driver in ["driver:13000", "driver:12060"] {
+        story(name_of!(one_bad_piece_is_refused_before_anything_is_enqueued), driver, || {
+            let mut b = Bench::new(0);
+            let good = pieces(&b);
+            let (at, host) = (b.at.0, b.host.0);
+            for (bad, why) in [
+                (Piece { pinned: pinned(host, 8), device: device(at, 4) }, Misuse::LengthMismatch),
+                (Piece { pinned: pinned(host, 0), device: device(at, 0) }, Misuse::Empty),
+                (
+                    Piece { pinned: pinned(host + Bench::LEN - 4, 8), device: device(at, 8) },
+                    Misuse::OutOfRange,
+                ),
+            ] {
+                let mut all = good.clone();
+                all.push(bad);
+                calls();
+                let (error, enqueued) = refusal(&mut b, &all);
+                assert_eq!((error.misuse(), enqueued), (Some(why), 0));
+                assert!(names().iter().all(|name| !name.contains("Memcpy")), "{why:?}");
+            }
+            b.close();
+        });
+    }
 }
 
 #[test]

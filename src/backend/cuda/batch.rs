@@ -202,14 +202,14 @@ impl Cuda {
         const OP: &str = "copy_batch";
         let refused = |error| BatchFailed { enqueued: 0, error };
         let entered = self.context.enter(OP).map_err(refused)?;
+        let check = |piece: &Piece| check_copy(piece.pinned, piece.device, OP).map(drop);
+        pieces.iter().try_for_each(check).map_err(refused)?;
         let batch = entered.driver().batch();
         let Some(call) = batch.get() else { return Ok(false) };
         let stream = self.streams.ready(on, &entered, OP).map_err(refused)?;
         if (stream as usize) <= DEFAULT_STREAMS {
             return Ok(false);
         }
-        let check = |piece: &Piece| check_copy(piece.pinned, piece.device, OP).map(drop);
-        pieces.iter().try_for_each(check).map_err(refused)?;
         if !pieces.iter().all(|piece| is_registered(piece.pinned)) {
             // Memory that is not page-locked: a single copy of it is what the driver describes.
             return Ok(false);
