@@ -45,7 +45,8 @@ impl Engine {
     /// streams of this engine were asked to do until then, is done: [`Engine::step`],
     /// [`Engine::mark_step`] and [`Engine::releasable`] ask; after [`Engine::flush`] also for the
     /// storage evicted last. Every stream on which the bytes are used, a graph's replay included,
-    /// is one that [`Engine::adopt_stream`] named; while one is captured nothing is unmapped.
+    /// is one that [`Engine::adopt_stream`] named; what is evicted while one is captured stays
+    /// mapped until the capture is over.
     /// Nothing may use the address while the storage is evicted: a device fault is the answer, and
     /// the end of the context.
     ///

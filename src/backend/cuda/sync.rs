@@ -5,9 +5,9 @@
 //! in whatever mode the thread is (seen on an H200, driver 580).
 //!
 //! Invariant: all that a `Cuda` enqueued is waited for, and what other `Cuda`s of the device have
-//! on streams that nobody captures; no capture is ended. What a `Cuda` left on a stream that it
-//! closed while it ran, or has on another thread's own default stream, cannot be named here: then,
-//! and only then, the whole context is waited for.
+//! on streams that this thread can name and nobody captures; no capture is ended. What a `Cuda`
+//! itself left on a stream that it closed while it ran, or has on another thread's own default
+//! stream, cannot be named here: then, and only then, the whole context is waited for.
 //!
 //! ```text
 //!   stream a   ..work.. |event|
