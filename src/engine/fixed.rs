@@ -47,7 +47,8 @@ impl Engine {
     /// storage evicted last. Every stream on which the bytes are used, a graph's replay included,
     /// is one that [`Engine::adopt_stream`] named; while one is captured nothing is unmapped.
     /// Nothing may use the address while the storage is evicted: a device fault is the answer, and
-    /// the end of the context.
+    /// the end of the context. Work that writes the bytes, an optimizer's step for one, is told to
+    /// [`Engine::note`]; else the next eviction keeps what was there before.
     ///
     /// A reader of an evicted one may have to wait, on the host, for memory that others are about
     /// to give back: no longer than [`Options::memory_wait_max`](super::Options::memory_wait_max),
