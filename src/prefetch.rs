@@ -57,8 +57,12 @@ pub struct Prefetcher {
     asked: Vec<u32>,
     /// The same of the last full pass; empty where none is known.
     learned: Vec<u32>,
+    /// Where each ordinal stands in `learned`.
+    places: Vec<u32>,
     /// Next place in `learned`.
     cursor: usize,
+    /// Every storage before this ordinal is away: those need no new ordinal in the next pass.
+    whole: usize,
     is_inward: bool,
     guesses: Guesses,
 }
@@ -75,7 +79,9 @@ impl Prefetcher {
             tail: 0,
             asked: Vec::new(),
             learned: Vec::new(),
+            places: Vec::new(),
             cursor: 0,
+            whole: 0,
             is_inward: false,
             guesses: Guesses::default(),
         }
@@ -123,8 +129,8 @@ impl Prefetcher {
         }
         self.asked.push(ordinal);
         // Go on behind the one that came; those jumped over are served on demand.
-        if let Some(place) = self.learned.iter().skip(self.cursor).position(|o| *o == ordinal) {
-            self.cursor += place + 1;
+        if let Some(place) = self.places.get(ordinal as usize) {
+            self.cursor = self.cursor.max(*place as usize + 1);
         }
     }
 
@@ -220,6 +226,7 @@ impl Prefetcher {
             Some(place) if place.is_some() => {
                 *place = None;
                 self.live_count -= 1;
+                self.whole = self.whole.min(ordinal as usize);
                 while self.tail > 0 && self.evicted[self.tail - 1].is_none() {
                     self.tail -= 1;
                 }
@@ -235,22 +242,30 @@ impl Prefetcher {
         let was_full = self.asked.len() == self.evicted.len() && !self.asked.is_empty();
         if was_full && self.evicted.len() < self.limits.pass_len_max {
             std::mem::swap(&mut self.learned, &mut self.asked);
+            self.places.clear();
+            self.places.resize(self.learned.len(), 0);
+            for (place, ordinal) in (0..).zip(&self.learned) {
+                self.places[*ordinal as usize] = place;
+            }
         }
         self.asked.clear();
         self.cursor = 0;
         self.is_inward = false;
-        self.evicted.retain(Option::is_some);
-        let carries = self.evicted.len() < self.limits.pass_len_max;
-        for (ordinal, homed) in self.evicted.iter().enumerate() {
-            if let Some(homed) = homed {
-                renumber(homed.storage, carries.then_some(ordinal as u32));
+        if self.live_count < self.limits.pass_len_max {
+            let mut ordinal = self.whole;
+            for old in self.whole..self.evicted.len() {
+                let Some(homed) = self.evicted[old].take() else { continue };
+                self.evicted[ordinal] = Some(homed);
+                renumber(homed.storage, Some(ordinal as u32));
+                ordinal += 1;
             }
-        }
-        if !carries {
-            self.evicted.clear();
+            self.evicted.truncate(ordinal);
+        } else {
+            self.evicted.drain(..).flatten().for_each(|homed| renumber(homed.storage, None));
         }
         self.live_count = self.evicted.len();
         self.tail = self.live_count;
+        self.whole = self.live_count;
     }
 }
 
@@ -286,6 +301,26 @@ mod tests {
         for index in 0..count {
             assert_eq!(prefetcher.left(homed(index)), index);
         }
+    }
+
+    #[test]
+    fn a_pass_that_begins_looks_at_what_came_and_went_alone() {
+        let mut it = Prefetcher::new(PrefetchLimits {
+            bytes_max: Bytes(100),
+            count_max: 2,
+            pass_len_max: 1 << 20,
+        });
+        leave(&mut it, 10_000);
+        it.asked(9_000);
+        it.next_pass(|_, _| {});
+        let mut told = Vec::new();
+        for index in [20_000, 20_001, 20_002] {
+            it.left(homed(index));
+        }
+        it.asked(10_000);
+        it.next_pass(|storage, ordinal| told.push((storage.0.index, ordinal)));
+        assert_eq!(told, [(20_000, Some(9_999)), (20_002, Some(10_000))]);
+        assert!((0..10_001).all(|ordinal| it.at(ordinal).is_some()));
     }
 
     #[test]

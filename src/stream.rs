@@ -13,27 +13,19 @@
 //!
 //! The copy lanes and the engine use it; one pool per device and context.
 
+mod cells;
+
 use crate::backend::{Backend, Timing};
 use crate::error::{Error, Kind, Result};
 use crate::trace::Site;
 use crate::unit::{EventId, StreamId};
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use cells::{Cells, Used, Vacant};
 use std::time::Duration;
-
-/// One event of the driver, lent to one recording at a time.
-#[derive(Debug)]
-struct Cell {
-    event: EventId,
-    /// Once true it stays true until the event is recorded anew, when no `Point` of it is left.
-    done: AtomicBool,
-}
 
 /// Everything that was enqueued on one stream up to one moment. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Point {
-    cell: Arc<Cell>,
+    cell: Used,
     stream: StreamId,
 }
 
@@ -45,12 +37,12 @@ impl Point {
 
     /// The event that stands for it.
     pub fn event(&self) -> EventId {
-        self.cell.event
+        self.cell.event()
     }
 
     /// Has it been seen done? No driver call.
     pub fn is_known_done(&self) -> bool {
-        self.cell.done.load(Ordering::Relaxed)
+        self.cell.is_done()
     }
 
     /// Asks the driver whether it is done, unless that is known.
@@ -61,14 +53,14 @@ impl Point {
         if self.is_known_done() {
             return Ok(true);
         }
-        let done = backend.query(self.cell.event, site)?;
-        self.cell.done.store(done, Ordering::Relaxed);
+        let done = backend.query(self.cell.event(), site)?;
+        self.cell.set_done(done);
         Ok(done)
     }
 
     /// Takes it from somebody who knows (a whole-device wait) that it is done.
     pub fn set_done(&self) {
-        self.cell.done.store(true, Ordering::Relaxed);
+        self.cell.set_done(true);
     }
 
     /// Orders the later work of `stream` behind it. Nothing is enqueued where it is known done, or
@@ -80,7 +72,7 @@ impl Point {
         if self.stream == stream || self.is_known_done() {
             return Ok(());
         }
-        backend.wait(stream, self.cell.event, site)
+        backend.wait(stream, self.cell.event(), site)
     }
 
     /// Device time from `earlier` to this point; both were made by a timing pool and are done.
@@ -88,30 +80,26 @@ impl Point {
     /// # Errors
     /// Those of [`Backend::elapsed`].
     pub fn since(&self, backend: &mut dyn Backend, earlier: &Point) -> Result<Duration> {
-        backend.elapsed(earlier.cell.event, self.cell.event)
+        backend.elapsed(earlier.cell.event(), self.cell.event())
     }
 }
 
 /// An event of a pool that stands for nothing yet.
 #[derive(Debug)]
-pub struct Spare(Arc<Cell>);
+pub struct Spare(Vacant);
 
 /// The events of one device, reused.
 #[derive(Debug)]
 pub struct EventPool {
-    /// Every event there is, oldest use first.
-    cells: VecDeque<Arc<Cell>>,
+    cells: Cells,
     events_max: usize,
     timing: Timing,
 }
 
-/// How many events one `mark` looks at before it makes a new one: those still held are few.
-const LOOKS_MAX: usize = 8;
-
 impl EventPool {
     /// A pool that never holds more than `events_max` events.
     pub fn new(events_max: usize, timing: Timing) -> EventPool {
-        EventPool { cells: VecDeque::new(), events_max, timing }
+        EventPool { cells: Cells::new(), events_max, timing }
     }
 
     /// How many events it holds.
@@ -121,7 +109,7 @@ impl EventPool {
 
     /// Does it hold none?
     pub fn is_empty(&self) -> bool {
-        self.cells.is_empty()
+        self.cells.len() == 0
     }
 
     /// The point that all work enqueued on `stream` until now has passed.
@@ -140,7 +128,14 @@ impl EventPool {
     /// # Errors
     /// [`Kind::Busy`] when all `events_max` events are held; those of [`Backend::create_event`].
     pub fn spare(&mut self, backend: &mut dyn Backend) -> Result<Spare> {
-        self.take(backend).map(Spare)
+        if let Some(vacant) = self.cells.take() {
+            return Ok(Spare(vacant));
+        }
+        if self.cells.len() >= self.events_max {
+            return Err(Error::new(Kind::Busy, "record").detail("every event is in use"));
+        }
+        let event = backend.create_event(self.timing)?;
+        Ok(Spare(self.cells.add(event)))
     }
 
     /// As [`EventPool::mark`], with an event taken earlier.
@@ -153,15 +148,11 @@ impl EventPool {
         spare: Spare,
         stream: StreamId,
     ) -> Result<Point> {
-        let Spare(cell) = spare;
-        match backend.record(cell.event, stream) {
-            Ok(()) => {
-                cell.done.store(false, Ordering::Relaxed);
-                self.cells.push_back(cell.clone());
-                Ok(Point { cell, stream })
-            }
+        let Spare(vacant) = spare;
+        match backend.record(vacant.event(), stream) {
+            Ok(()) => Ok(Point { cell: vacant.into_used(), stream }),
             Err(error) => {
-                self.cells.push_front(cell);
+                vacant.put_back();
                 Err(error)
             }
         }
@@ -169,28 +160,7 @@ impl EventPool {
 
     /// Takes back an event that was not needed.
     pub fn keep(&mut self, spare: Spare) {
-        self.cells.push_front(spare.0);
-    }
-
-    /// An event that no `Point` stands for.
-    fn take(&mut self, backend: &mut dyn Backend) -> Result<Arc<Cell>> {
-        let looks = if self.cells.len() < self.events_max {
-            LOOKS_MAX.min(self.cells.len())
-        } else {
-            self.cells.len()
-        };
-        for _ in 0..looks {
-            match self.cells.pop_front() {
-                Some(cell) if Arc::strong_count(&cell) == 1 => return Ok(cell),
-                Some(cell) => self.cells.push_back(cell),
-                None => break,
-            }
-        }
-        if self.cells.len() >= self.events_max {
-            return Err(Error::new(Kind::Busy, "record").detail("every event is in use"));
-        }
-        let event = backend.create_event(self.timing)?;
-        Ok(Arc::new(Cell { event, done: AtomicBool::new(false) }))
+        spare.0.put_back();
     }
 
     /// Destroys every event; the points that are left must not be used afterwards.
@@ -199,8 +169,8 @@ impl EventPool {
     /// The first error of [`Backend::close_event`]; the others are closed all the same.
     pub fn close(&mut self, backend: &mut dyn Backend) -> Result<()> {
         let mut result = Ok(());
-        for cell in self.cells.drain(..) {
-            let closed = backend.close_event(cell.event);
+        for event in self.cells.drain() {
+            let closed = backend.close_event(event);
             result = result.and(closed);
         }
         result

@@ -15,11 +15,13 @@
 mod bytes;
 mod key;
 mod name;
+mod near;
 mod range;
 
 pub use bytes::Bytes;
 pub use key::{EventId, Key, MemoryId, StorageId, StreamId, Table, next_owner};
 pub use name::Name;
+pub use near::{IdMap, NearHasher};
 pub use range::{DevicePtr, DeviceRange, PinnedPtr, PinnedRange};
 
 use std::fmt;

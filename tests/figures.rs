@@ -122,10 +122,10 @@ fn session() -> Vec<String> {
     for figure in demanded().figures {
         let just = format!("[[{:?}, 1.0]]", figure.threshold);
         let (part, pairs) = match figure.name.split('.').next().unwrap() {
-            "seam" | "link" | "latency" | "address" | "prefetch" | "rows" | "two" | "scale" => {
+            "link" | "latency" | "address" | "prefetch" | "rows" | "two" | "scale" => {
                 ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]")
             }
-            part @ ("pinned" | "torch") => (part, just.as_str()),
+            part @ ("seam" | "pinned" | "torch") => (part, just.as_str()),
             _ => continue,
         };
         let name = &figure.name;
@@ -134,6 +134,12 @@ fn session() -> Vec<String> {
         let kind = if part == "link" { "rows" } else { "" };
         runs.push(line(part, kind, 30, &said));
     }
+    // Beside the pool's figures above: 8 GB/s of ours, and one nanosecond.
+    for (gib, rate) in [(8u64, 8.0), (32, 4.0)] {
+        let said = format!(r#""what": "torch", "bytes": {}, "gb_per_second": {rate}"#, gib << 30);
+        runs.push(line("allocator", "", 31, &said));
+    }
+    runs.push(line("allocator", "", 31, r#""what": "torch-block", "nanoseconds": 4.0"#));
     // What torch's figures are made of.
     runs.push(line("torch", "inputs-8b", 30, r#""mode": "ours", "step_seconds": 2.0"#));
     // Nothing is asked of it.
@@ -181,6 +187,10 @@ fn a_whole_session_gives_every_figure_that_is_asked_for() {
     });
     // 2 GB at 8 GB/s on top of one second.
     assert_eq!(figure("first.grown_step").reference, 1.25);
+    let beside = |name: &str| (figure(name).value, figure(name).reference);
+    assert_eq!(beside("torch.pinned.rate-32gib"), (8.0, 4.0));
+    assert_eq!(beside("torch.pinned.block"), (1.0, 4.0));
+    assert_eq!(figure("torch.pinned.block").command, "allocator --run 31");
     assert_eq!(figure("sanitizer.memcheck").value, 2.0);
     assert_eq!((figure("link.both").value, figure("link.both").reference), (2.0, 2.0));
 }

@@ -218,6 +218,9 @@ fn a_registration_that_fails_half_way_leaves_nothing_pinned_or_mapped() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let script = paper.script.lock().unwrap();
     let (host, _) = script.ever[1];
+    let pieces: Vec<usize> = script.ever[1..].iter().map(|(host, _)| *host).collect();
+    assert!(pieces.len() == 3 && pieces.is_sorted(), "the fourth piece is refused");
+    assert!(pieces.iter().rev().eq(&script.gone), "rolled back in reverse");
     drop(script);
     let mapped = maps.lines().any(|line| {
         let (from, rest) = line.split_once('-').unwrap();

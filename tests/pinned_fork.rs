@@ -1,16 +1,36 @@
-//! The fault guarded against: a child process that takes its parent's page-locked memory for its
-//! own: it has no such mapping, and ending the registration would reach into a driver
-//! that it never opened.
+//! The fault guarded against: page-locked memory that is copied into every child and every core
+//! dump, though nobody wants it there; and a child process that takes its parent's page-locked
+//! memory for its own: it has no such mapping, and ending the registration would reach into a
+//! driver that it never opened.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
 mod pinned_support;
 
+use lightering::pinned::{PinnedPool, PoolOptions};
 use lightering::{Bytes, Misuse, Name};
-use pinned_support::{Hand, pool};
+use pinned_support::{Hand, Paper, mapped, pool, small};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+
+#[test]
+fn an_arena_is_aligned_goes_into_no_child_and_into_a_dump_only_where_that_is_wanted() {
+    for dump in [true, false] {
+        let paper = Paper::new(Bytes::gib(1));
+        let options = PoolOptions { dump, piece_bytes: Bytes::kib(8), ..small(Bytes::mib(4)) };
+        let pool = PinnedPool::new(paper.clone(), options).unwrap();
+        pool.reserve(Bytes::kib(24)).unwrap();
+        let ever = paper.script.lock().unwrap().ever.clone();
+        assert_eq!((ever[0].0 % (2 << 20), ever.len()), (0, 2));
+        for (host, _) in ever {
+            let flags = mapped(host, "VmFlags").unwrap();
+            let has = |flag: &str| flags.split(' ').any(|other| other == flag);
+            assert!(has("dc"), "copied into children: {flags}");
+            assert_eq!(has("dd"), !dump, "{flags}");
+        }
+    }
+}
 
 #[test]
 fn a_forked_child_is_refused_and_unregisters_nothing() {

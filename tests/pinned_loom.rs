@@ -163,6 +163,41 @@ fn an_event_comes_home_once_and_an_old_answer_frees_no_new_copy() {
 }
 
 #[test]
+fn a_block_at_hand_has_one_taker_and_is_counted_once_all_the_while() {
+    check("a block at hand", 3, || {
+        let (_, pool) = pool(Growth::Closed);
+        pool.reserve(Bytes::kib(16)).unwrap();
+        let mut a = client(&pool);
+        let lent = a.lend(Bytes::kib(16), Name::new("a")).unwrap();
+        a.give_back(lent.block, Some(event(1))).unwrap();
+        assert_eq!(a.settle(&mut |_| Ok(true), &mut |_| {}).unwrap(), 1);
+        let other = {
+            let (pool, mut b) = (pool.clone(), client(&pool));
+            loom::thread::spawn(move || {
+                let lent = b.lend(Bytes::kib(8), Name::new("b"));
+                let stats = pool.stats();
+                let sum = stats.lent + stats.free + stats.busy + stats.quarantined;
+                assert_eq!(sum, stats.pinned, "{stats}");
+                if let Ok(lent) = lent {
+                    assert_eq!(lent.after, None, "another client's event");
+                    assert!(stats.lent <= Bytes::kib(8), "a byte has two borrowers: {stats}");
+                    b.give_back(lent.block, None).unwrap();
+                }
+            })
+        };
+        // Without the lock, unless the other one has been there.
+        if let Ok(lent) = a.lend(Bytes::kib(13), Name::new("a")) {
+            assert_eq!(lent.after, None);
+            drop(lent);
+        }
+        other.join().unwrap();
+        balanced(&pool);
+        a.reclaim_quarantined().unwrap();
+        assert_eq!((pool.stats().free, a.held()), (Bytes::kib(16), Bytes::ZERO));
+    });
+}
+
+#[test]
 fn threads_that_grow_the_pool_at_once_share_the_budget() {
     check("growth", 3, || {
         let (books, pool) = pool(Growth::Allowed);
@@ -207,6 +242,24 @@ fn a_reservation_a_lend_and_a_trim_at_once_lose_nothing_and_all_end() {
         balanced(&pool);
         pool.trim();
         assert_eq!((pool.stats().pinned, books.0.lock().unwrap().len()), (Bytes::ZERO, 0));
+    });
+}
+
+#[test]
+fn a_reservation_that_is_cancelled_while_somebody_else_pins_ends_and_takes_no_turn() {
+    check("a cancel before the turn", 2, || {
+        let (books, pool) = pool(Growth::Allowed);
+        let other = {
+            let pool = pool.clone();
+            loom::thread::spawn(move || pool.reserve(Bytes::kib(16)))
+        };
+        let Ok(reservation) = pool.reserve_in_background(Bytes::kib(32)) else { return };
+        reservation.cancel();
+        let ready = reservation.wait().unwrap();
+        other.join().unwrap().unwrap();
+        balanced(&pool);
+        assert!(pool.stats().pinned >= ready);
+        assert_eq!(pool.stats().pinned, Bytes(books.0.lock().unwrap().values().sum()));
     });
 }
 

@@ -189,6 +189,31 @@ fn a_cancelled_reservation_keeps_what_is_ready_and_gives_the_rest_of_the_budget_
 }
 
 #[test]
+fn a_reservation_that_waits_for_its_turn_ends_as_soon_as_it_is_cancelled() {
+    let (gate, pool) = gated(options(Bytes::mib(8)));
+    let first = {
+        let pool = pool.clone();
+        std::thread::spawn(move || pool.reserve(Bytes::mib(1)).unwrap())
+    };
+    while gate.asked.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    // Somebody pins, and does not get on.
+    let reservation = pool.reserve_in_background(Bytes::mib(4)).unwrap();
+    assert_eq!(pool.stats().reserving, Bytes::mib(4));
+    reservation.cancel();
+    assert_eq!(reservation.wait().unwrap(), Bytes::ZERO);
+    assert_eq!(reservation.progress().state, State::Cancelled);
+    assert_eq!((pool.stats().reserving, gate.asked.load(Ordering::SeqCst)), (Bytes::ZERO, 1));
+    // Nothing of the budget is gone, nor the turn of the one who has it.
+    let again = pool.reserve_in_background(Bytes::mib(7)).unwrap();
+    gate.open(99);
+    assert_eq!(first.join().unwrap(), Bytes::mib(1));
+    assert_eq!(again.wait().unwrap(), Bytes::mib(7));
+    books_balance(&pool);
+}
+
+#[test]
 fn a_piece_that_the_driver_refuses_ends_the_reservation_and_loses_nothing() {
     let (gate, pool) = gated(options(Bytes::mib(16)));
     gate.paper.script.lock().unwrap().refuse.insert(2);

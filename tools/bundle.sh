@@ -61,7 +61,7 @@ cp -r python/tests "$out/python/"
 mkdir -p "$out/python/benches"
 cp benches/pytorch_pinned.py "$out/python/benches/"
 # Pure Python, for machines without one.
-python3 -m pip install --quiet --no-compile --target "$out/python/site" pytest
+python3 -m pip install --quiet --no-compile --target "$out/python/site" pytest pytest-xdist
 find "$out/python" -name __pycache__ -prune -exec rm -rf {} +
 install -m 755 tools/python.sh tools/run.sh tools/measure.sh tools/figures.py "$out"
 cp benches/results/required.json "$out"

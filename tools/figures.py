@@ -189,6 +189,26 @@ def told(runs, asked, parts=("seam", "link", "pinned", "lend", "torch"), tables=
     return figures
 
 
+def allocator(runs):
+    """The pool beside PyTorch's caching host allocator, as one session measured both: how fast new
+    memory is page-locked, and what a block costs that is at hand."""
+
+    def beside(name, theirs, value):
+        ours = sorted(ours for part in ("pinned", "lend") for line in runs.of(part, figure=name)
+                      for ours, _ in line["said"]["pairs"])
+        return [((ours[len(ours) // 2], line["said"][value]), line["command"])
+                for line in theirs if ours]
+
+    figures = {"torch.pinned.block": beside("pinned.lend-repeat",
+                                            runs.of("allocator", what="torch-block"),
+                                            "nanoseconds")}
+    for gib in (8, 32):
+        theirs = runs.of("allocator", what="torch", bytes=gib << 30)
+        figures[f"torch.pinned.rate-{gib}gib"] = beside(f"pinned.rate-{gib}gib", theirs,
+                                                        "gb_per_second")
+    return figures
+
+
 def predict(runs):
     """Predicted beside the median measured; of several kinds the one predicted worst."""
 
@@ -298,7 +318,7 @@ def main():
     runs = Runs(options.folder, options.rehearsal)
     asked = required()
     pairs = {**train(runs), **first(runs), **overlap(runs), **told(runs, asked),
-             **predict(runs), **checks(runs)}
+             **allocator(runs), **predict(runs), **checks(runs)}
     unknown = [name for name in pairs if name not in asked]
     if unknown:
         raise Wrong(f"required.json asks nothing of {', '.join(unknown)}")

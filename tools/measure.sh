@@ -16,10 +16,12 @@
 #                GPUs, two and apart; each is a program of its own with a limit of its own
 #   pinned       page-locking beside the driver's own                           90 s
 #   lend         the pool's books, block by block                                45 s
+#   allocator    PyTorch's own pool of pinned memory, where torch is             90 s
 #   predict      the same programs on the simulated device, with those figures   45 s
 #   sanitizer    small runs under NVIDIA's compute-sanitizer                     90 s
 #   figures      a table of all that, and FOLDER/figures.json
 #
+# PYTHON names the Python whose torch is measured; python3 otherwise.
 # Without a PART all run, in this order. FOLDER is $OUT, or ./results. A part replaces what it left
 # there before; what other parts left stays, so parts can be run one by one. FOLDER holds
 # machine.txt, model.txt, runs.jsonl, figures.json and all.log.
@@ -41,7 +43,8 @@ rounds=()
 promises=cuda::
 rehearsal=()
 seconds_max=''
-all=(conformance seam calibrate train first overlap link pinned lend predict sanitizer figures)
+all=(conformance seam calibrate train first overlap link pinned lend allocator predict sanitizer
+    figures)
 parts_all=("${all[@]}")
 while getopts o:t:r option; do
     case $option in
@@ -293,6 +296,21 @@ measure_lend() {
     fi
     criterion pinned.lend-repeat pinned_lend_repeat 100 &&
         criterion pinned.lend-churn pinned_lend_churn_65k 600 || failed=$((failed + 1))
+}
+
+# Its figures are those of the parts `pinned` and `lend` beside what this says.
+measure_allocator() {
+    local python=${PYTHON:-python3} code=0 line
+    if ! "$python" -c 'import torch' 2> /dev/null; then
+        say "allocator: NOT measured: $python has no torch here"
+        return
+    fi
+    run=$((run + 1))
+    program "$python" -- ../python/benches/pytorch_pinned.py --bytes 8GiB,32GiB --json || code=$?
+    while read -r line; do
+        record '' "pytorch_pinned.py --bytes 8GiB,32GiB --json" "$line"
+    done < <(grep '^{.*}$' "$scratch/out")
+    [ "$code" -eq 0 ] || failed=$((failed + 1))
 }
 
 measure_predict() {

@@ -2,9 +2,11 @@
 # Runs the Python tests of the bundle it lies in, with the wheel of the bundle and the machine's own
 # Python and torch; installs nothing and uses no network. Ends with a table, one line a file.
 #
-#   python.sh [-o FOLDER] [-p PYTHON] [PYTEST ARGUMENT...]    tests/test_streams.py -k order
-#   python.sh [-o FOLDER] [-p PYTHON] run FILE [ARGUMENT...]  a program, as benches/steps.py
+#   python.sh [-o FOLDER] [-p PYTHON] [-n COUNT] [PYTEST ARGUMENT...]   such as tests -k order
+#   python.sh [-o FOLDER] [-p PYTHON] run FILE [ARGUMENT...]            such as benches/steps.py
 #
+# -n shares the tests among so many processes, each with its part of the pinned memory: of 16 cores
+# and one GPU, `python.sh -n 8 tests -k "not sim"`. Each test is run by whoever is free.
 # FOLDER gets machine.txt, pytest.log, pytest.xml and summary.tsv. Exits 0 when every test that ran
 # passed; tests that did not run are listed with the reason.
 set -uo pipefail
@@ -12,10 +14,12 @@ set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$PWD/results
 python=python3
-while getopts o:p: option; do
+share=()
+while getopts o:p:n: option; do
     case $option in
         o) folder=$OPTARG ;;
         p) python=$OPTARG ;;
+        n) share=(-n "$OPTARG" --dist worksteal) ;;
         *) exit 2 ;;
     esac
 done
@@ -31,7 +35,7 @@ export LIGHTERING_COMMIT LIGHTERING_RESULTS=$folder
 # The machine's own pytest goes first; the bundle's is there where it has none.
 # What was there before stays behind it: peers.sh fetches peers into such a folder.
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
-"$python" -c 'import pytest' 2> /dev/null || export PYTHONPATH=$PYTHONPATH:$here/python/site
+"$python" -c 'import pytest, xdist' 2> /dev/null || export PYTHONPATH=$PYTHONPATH:$here/python/site
 cd "$here/python" || exit 2
 {
     echo "commit $LIGHTERING_COMMIT"
@@ -59,7 +63,8 @@ if [ "${1:-}" = run ]; then
     exit "${PIPESTATUS[0]}"
 fi
 [ $# -gt 0 ] || set -- tests
-"$python" -m pytest -q -rs -p no:cacheprovider --junitxml="$folder/pytest.xml" "$@" 2>&1 |
+"$python" -m pytest -q -rs -p no:cacheprovider "${share[@]}" \
+    --junitxml="$folder/pytest.xml" "$@" 2>&1 |
     tee "$folder/pytest.log"
 code=${PIPESTATUS[0]}
 "$python" - "$folder" << 'END'

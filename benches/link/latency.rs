@@ -16,7 +16,7 @@ use crate::figure::{Better, Figures, Row};
 use crate::rig::{Plan, Rig, pieces, refused};
 use crate::{Bench, pairs};
 use lightering::backend::Backend;
-use lightering::{Bytes, Error, Misuse, Result};
+use lightering::{Bytes, Error, Misuse, Options, Result};
 use std::time::{Duration, Instant};
 
 /// Copies of one batch: few enough that no queue of the driver is full.
@@ -38,8 +38,30 @@ pub(crate) fn latency(bench: &Bench, out: &mut Figures) -> Result<()> {
         longest.pairs.push((ours.longest.as_secs_f64() * 1e6, 1000.0));
     }
     out.add([evict, refill, longest]);
+    rig.close()?;
+    held(bench, out)
+}
+
+/// The longest call while the device does nothing and all that a lane may have under way is
+/// enqueued: a driver's queue that is full makes its caller wait. Beside one millisecond.
+fn held(bench: &Bench, out: &mut Figures) -> Result<()> {
+    let mut plan = Plan::new(BYTES, HELD);
+    plan.options.transfers_max = Options::default().transfers_max;
+    let mut rig = bench.rig(&plan)?;
+    rig.hold_for(HELD_TIME);
+    let mut row = Row::new(String::from("link.longest-held"), "us", Better::Lower);
+    for _ in 0..bench.few.max(1) {
+        row.pairs.push((rig.longest_held()?.as_secs_f64() * 1e6, 1000.0));
+    }
+    row.unheld = rig.unheld;
+    out.add([row]);
     rig.close()
 }
+
+/// More storages than may be under way at once.
+const HELD: usize = 1536;
+/// The host takes less to ask for all of them, where it does not wait.
+const HELD_TIME: Duration = Duration::from_millis(50);
 
 /// Times of a batch.
 #[derive(Default)]
@@ -76,6 +98,22 @@ impl Rig {
         calls.refill = before;
         self.release(storages)?;
         Ok(calls)
+    }
+
+    fn longest_held(&mut self) -> Result<Duration> {
+        let storages = self.adopt()?;
+        self.hold()?;
+        let mut longest = Duration::ZERO;
+        for storage in &storages {
+            let start = Instant::now();
+            // Those past the lane's bound are kept on the device.
+            self.engine.evict(storage.id(), self.on)?;
+            longest = longest.max(start.elapsed());
+        }
+        self.let_go(self.compute.id)?;
+        self.flush()?;
+        self.release(storages)?;
+        Ok(longest)
     }
 
     fn raw_calls(&mut self) -> Result<Calls> {

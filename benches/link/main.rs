@@ -78,6 +78,7 @@ most 20 s at the usual --pairs and --total, but trunks and beside.
   --total SIZE   bytes queued at once (default: 2GiB)
   --json         each figure with all its pairs as a line of JSON, besides the table
   --check        look for hazards in all that the engine does; the times are worth nothing then
+  --nvtx         name the engine's verbs to a profiler, such as nsys, and say whether one listens
   --help         this text
 ";
 
@@ -128,6 +129,8 @@ struct Bench {
     total: Bytes,
     /// The checker of order looks on.
     check: bool,
+    /// Ranges for a profiler.
+    nvtx: bool,
     pool: PinnedPool,
     /// The simulated devices.
     world: World,
@@ -161,6 +164,7 @@ impl Bench {
             few: wish.pairs.div_ceil(3),
             total: wish.total,
             check: wish.check,
+            nvtx: wish.nvtx,
             pool,
             world,
         })
@@ -189,7 +193,8 @@ impl Bench {
 
     /// A rig on a device of that ordinal, of the same kind.
     fn rig_on(&self, ordinal: u32, plan: &Plan) -> Result<Rig> {
-        let plan = Plan { is_watched: self.check, ..plan.clone() };
+        let mut plan = Plan { is_watched: self.check, ..plan.clone() };
+        plan.options.nvtx = self.nvtx;
         Rig::new([self.open(ordinal)?, self.open(ordinal)?], &self.pool, &plan)
     }
 }
@@ -230,12 +235,13 @@ struct Wish {
     json: bool,
     is_part: bool,
     check: bool,
+    nvtx: bool,
     measures: Vec<(&'static str, Measure)>,
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<Wish>, String> {
     let (mut spec, mut pairs, mut total) = (Spec::Auto, 15, Bytes::gib(2));
-    let (mut json, mut check, mut is_part) = (false, false, false);
+    let (mut json, mut check, mut nvtx, mut is_part) = (false, false, false, false);
     let mut measures = Vec::new();
     let known = |name: &str| match named(name) {
         none if none.is_empty() => Err(format!("{name}: no such measure; --help lists them")),
@@ -249,6 +255,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
             "--bench" => {}
             "--json" => json = true,
             "--check" => check = true,
+            "--nvtx" => nvtx = true,
             "--device" => {
                 let text = value()?;
                 spec = text.parse().map_err(|error| format!("--device {text}: {error}"))?;
@@ -279,7 +286,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
     if measures.is_empty() {
         measures.extend(&MEASURES[..USUAL]);
     }
-    Ok(Some(Wish { spec, pairs, total, json, is_part, check, measures }))
+    Ok(Some(Wish { spec, pairs, total, json, is_part, check, nvtx, measures }))
 }
 
 fn run(wish: &Wish) -> Result<()> {

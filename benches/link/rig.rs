@@ -126,6 +126,9 @@ impl Rig {
     ) -> Result<Rig> {
         let about = backend.about();
         let mut engine = Engine::new(device, pool, plan.options.clone())?;
+        if plan.options.nvtx {
+            println!("{}", engine.listening());
+        }
         let watch = Watch::over(&mut engine, plan.is_watched);
         let mut client = pool.client(backend.fence(), Bytes::MAX)?;
         let driver = match about.simulated {

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Host time of one pack + unpack pair, and whose it is.
 
-    pair.py [--device auto|sim|cuda:0] [--bytes SIZE] [--pairs 200] [--repeats 60]
+    pair.py [--device auto|sim|cuda:0] [--bytes SIZE] [--pairs 40] [--repeats 300]
 
-What it is: the same graph of sines with and without ``SavedTensors``, the fastest of many repeats;
-then its parts, each by itself.
+What it is: the same graph of sines with and without ``SavedTensors``, the fastest of many repeats
+that are short enough to pass between two turns of the scheduler; then its parts, each by itself.
 What it is not: a training step. Nothing here waits for the device, and kernels are small.
 Invariant: the last line is one of JSON; ``pair_us`` is measured, and its parts add up to it.
 
@@ -152,8 +152,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--bytes", default=None, help="of each tensor; 1MiB, simulated 16KiB")
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=300)
     options = parser.parse_args()
     if options.pairs < 1 or options.repeats < 4:
         parser.error("--pairs is at least 1, --repeats at least 4")

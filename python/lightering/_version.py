@@ -31,11 +31,23 @@ def _empty(like: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def share(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of no bytes that shares the version counter of a plain one, which has one."""
+def share(
+    tensor: torch.Tensor, empties: dict[torch.dtype, torch.Tensor] | None = None
+) -> torch.Tensor:
+    """A tensor of no bytes that shares the version counter of a plain one, which has one.
+
+    Args:
+        tensor: the plain one.
+        empties: tensors of no bytes of its device by type, which are added to.
+    """
     shared = tensor.detach()
+    empty = None if empties is None else empties.get(tensor.dtype)
+    if empty is None:
+        empty = _empty(tensor)
+        if empties is not None:
+            empties[tensor.dtype] = empty
     # Takes the bytes away and leaves the counter, which is the detached tensor's own slot.
-    shared.data = _empty(tensor)
+    shared.data = empty
     return shared
 
 

@@ -140,6 +140,20 @@ impl At<'_> {
         Ok((!gone.is_empty()).then_some(gone))
     }
 
+    /// As `sweep`, after a verb that is done: only a lost device is an error, what else went wrong
+    /// the next sweep meets again.
+    pub(crate) fn sweep_besides(&mut self) -> Result<Option<Vec<u64>>> {
+        match self.sweep() {
+            Err(error) if !error.is_lost() => Ok(None),
+            swept => swept,
+        }
+    }
+
+    /// As `wanted`, after a verb that is done: nobody may take its outcome for the verb's.
+    pub(crate) fn wanted_besides(&mut self, compute: StreamId) -> Option<(u64, u64)> {
+        self.wanted(compute).unwrap_or_default()
+    }
+
     /// The storage that should be fetched next for readers on a stream, and its bytes.
     pub(crate) fn wanted(&mut self, compute: StreamId) -> Result<Option<(u64, u64)>> {
         Ok(self.engine.wanted(compute)?.map(|(id, len)| (number(id), len.0)))

@@ -105,7 +105,7 @@ impl Saved {
                 // It stays where it is: nothing is lost but the room it takes.
                 Err(_) => Some((number, "refused")),
             };
-            let gone = at.sweep()?;
+            let gone = at.sweep_besides()?;
             Ok((Lease { storage }, number, left, gone))
         })
     }
@@ -123,7 +123,7 @@ impl Saved {
             let acquired = self.lock().unpack(at.engine, lease.id(), compute)?;
             let is_ready = matches!(acquired, Acquire::Ready(_));
             let gone = at.sweep()?;
-            let wanted = if is_ready { at.wanted(compute)? } else { None };
+            let wanted = if is_ready { at.wanted_besides(compute) } else { None };
             Ok((is_ready, gone, wanted))
         })
     }
@@ -142,7 +142,7 @@ impl Saved {
             let compute = at.stream(stream)?;
             let target = range(address, len.0)?;
             into(at, id, target, |at| at.engine.refill(id, target, compute).map(drop))?;
-            at.wanted(compute)
+            Ok(at.wanted_besides(compute))
         })
     }
 
@@ -160,7 +160,7 @@ impl Saved {
             let compute = at.stream(stream)?;
             let target = range(address, len.0)?;
             match into(at, id, target, |at| at.engine.prefetch(id, target, compute)) {
-                Ok(()) => Ok((true, at.wanted(compute)?)),
+                Ok(()) => Ok((true, at.wanted_besides(compute))),
                 Err(error) if error.is_retryable() => Ok((false, None)),
                 Err(error) => Err(error),
             }

@@ -13,6 +13,7 @@ import lightering
 import lightering.torch
 import pytest
 import torch
+import torch.utils.checkpoint
 from lightering.torch import HiddenStates, SavedTensors, checkpoint, offload_wrapper, report
 
 ENGINE = lightering.Engine("sim", pinned_bytes="1MiB")
@@ -177,10 +178,29 @@ def test_the_defaults_are_those_that_are_documented(call):
     found = {each.name: each.default for each in inspect.signature(call).parameters.values()
              if each.default is not each.empty}
     assert found == DEFAULTS[call]
-    stub = inspect.getdoc(call) or ""
-    for name in found:
-        assert f"{name}:" in stub, f"{call.__name__}: {name} is not in the docstring"
+    text = inspect.getdoc(call) or ""
+    for name in [*found, "Raises"]:
+        assert f"{name}:" in text, f"{call.__name__}: {name} is not in the docstring"
+    if call not in (lightering.Engine, report):
+        assert "Source:" in text, call.__name__
 
 
 def test_the_default_windows_are_what_the_engine_works_with():
-    assert lightering.Engine("sim")._native.windows() == (512 << 20, 512 << 20)
+    """Half a gibibyte each; in HiddenStates less: twice the largest item, and as before after."""
+    engine = lightering.Engine("sim")
+    windows = engine._native.windows
+    assert windows() == (512 << 20, 512 << 20)
+    for count in (1000, 3000):
+        x = torch.ones(count, requires_grad=True) * 2
+        with HiddenStates(engine=engine):
+            for _ in range(3):
+                x = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
+            assert windows() == (2 * 4 * count, 2 * 4 * count)
+            x.sum().backward()
+        assert windows() == (512 << 20, 512 << 20)
+    own = lightering.Engine("sim", unreleased_bytes="1MiB")
+    with HiddenStates(engine=own):
+        x = torch.utils.checkpoint.checkpoint(
+            torch.sin, x.detach().requires_grad_(), use_reentrant=False)
+        assert own._native.windows() == (1 << 20, 512 << 20)
+    x.sum().backward()

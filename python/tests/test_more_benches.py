@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ sys.path.insert(0, str(BENCHES))
 import clock  # noqa: E402
 import judge  # noqa: E402
 import raw  # noqa: E402
+import steps  # noqa: E402
 import torch  # noqa: E402
 import ways  # noqa: E402
 import workloads  # noqa: E402
@@ -39,13 +41,20 @@ def run(script, *words):
 
 def test_a_run_of_every_way_leaves_lines_and_figures(tmp_path):
     pytest.importorskip("transformers")
-    briefly = ["--steps", "2", "--rounds", "2", "--warm", "1", "--out", str(tmp_path)]
-    said = run("steps.py", "--workloads", "inputs-1.7b", "--parts", "steps,host",
-               "--more-ways", "ours-wrapper", "--ways", "checkpoint,control,trl,ours,ours-all",
-               *briefly)
-    run("steps.py", "--workloads", "saved-0.6b", "--parts", "first,steps",
-        "--ways", "torch-all,ours-all", *briefly)
-    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    briefly = ["--steps", "2", "--rounds", "2", "--warm", "1", "--out"]
+    folders = tmp_path / "inputs", tmp_path / "saved"
+    with ThreadPoolExecutor() as both:
+        inputs = both.submit(
+            run, "steps.py", "--workloads", "inputs-1.7b", "--parts", "steps,host",
+            "--more-ways", "ours-wrapper", "--ways", "checkpoint,control,trl,ours,ours-all",
+            *briefly, str(folders[0]))
+        saved = both.submit(
+            run, "steps.py", "--workloads", "saved-0.6b", "--parts", "first,steps",
+            "--ways", "torch-all,ours-all", *briefly, str(folders[1]))
+        said = inputs.result()
+        saved.result()
+    lines = [json.loads(line) for folder in folders
+             for line in (folder / "runs.jsonl").read_text().splitlines()]
     measured = [line for line in lines if "step_seconds" in line["said"]]
     # There and back.
     order = [line["said"]["mode"] for line in measured if line["kind"] == "inputs-1.7b"]
@@ -62,6 +71,7 @@ def test_a_run_of_every_way_leaves_lines_and_figures(tmp_path):
     assert {"torch.inputs-1.7b.over_control", "torch.host.pair", "torch.saved-0.6b.link",
             "torch.saved-0.6b.first"} <= figures
     assert "skipped: trl" in said or "skipped: TRL" in said, "a peer was skipped in silence"
+    tmp_path = folders[0]
     assert (tmp_path / "machine.txt").read_text().startswith("commit ")
     tool = BENCHES.parent.parent / "tools" / "figures.py"
     if not tool.exists():
@@ -84,13 +94,29 @@ def test_two_ranks_under_fsdp_leave_lines(tmp_path):
         "alone", "raw", "ours"}
 
 
-def test_what_a_command_line_asks_for_that_is_not_there_is_refused(tmp_path):
-    for words in (["--workloads", "inputs-2b"], ["--ways", "theirs"], ["--steps", "0"],
-                  ["--device", "cpu", "--scale", "full"]):
-        done = subprocess.run([sys.executable, str(BENCHES / "steps.py"), "--out", str(tmp_path),
-                               *words], capture_output=True, text=True)
-        assert done.returncode == 2 and "error:" in done.stderr
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("words, said", [
+    (["--workloads", "inputs-2b"], "inputs-2b: one of inputs-1.7b"),
+    (["--ways", "theirs"], "theirs: one of none"),
+    (["--steps", "0"], "--steps and --rounds are at least 1"),
+    (["--device", "cpu", "--scale", "full"], "a CPU runs --scale small only"),
+])
+def test_what_a_command_line_asks_for_that_is_not_there_is_refused(tmp_path, capsys, words, said):
+    with pytest.raises(SystemExit) as ended:
+        steps.main(["--out", str(tmp_path), *words])
+    assert ended.value.code == 2 and "error: " in (told := capsys.readouterr().err)
+    assert said in told and not list(tmp_path.iterdir())
+
+
+def test_a_pair_is_measured_in_one_line_whose_parts_add_up():
+    command = [sys.executable, str(BENCHES / "pair.py"), "--device", "sim", "--repeats", "6",
+               "--pairs", "20"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["simulated"] is True and found["pairs"] == 20
+    parts = [found[f"{name}_us"] for name in ("torch", "engine", "door", "python")]
+    assert sum(parts) == pytest.approx(found["pair_us"], abs=0.05)
+    assert found["pack_us"] + found["unpack_us"] == pytest.approx(found["pair_us"], abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["none", "control", "ours", "ours-all", "ours-wrapper"])

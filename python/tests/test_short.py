@@ -14,6 +14,7 @@ import models
 import pytest
 import rig as rigs
 import torch
+from lightering.torch import _memory
 from rig import rig  # noqa: F401
 from saving import leaf, save
 
@@ -82,6 +83,51 @@ def test_a_reader_that_finds_no_room_at_all_can_ask_again(rig, monkeypatch):  # 
                 out.sum().backward(retain_graph=True)
         out.sum().backward()
     assert torch.equal(seen[-1][0], torch.full((256,), 7.0, device=rig.device))
+
+
+def fakes(monkeypatch, cached, free):
+    """A room on a device whose figures are these; and what was asked for so far."""
+    asked = []
+
+    def stats(device):
+        asked.append("cache")
+        return {"reserved_bytes": {"all": {"current": 7 + cached}},
+                "allocated_bytes": {"all": {"current": 7}}}
+
+    def info(device):
+        asked.append("driver")
+        return free, free
+
+    monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", stats)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", info)
+    return _memory.Room("cuda", 0), asked
+
+
+def test_room_is_read_seldom_and_the_driver_asked_only_where_the_cache_does_not_do(monkeypatch):
+    room, asked = fakes(monkeypatch, cached=1 << 30, free=0)
+    assert all(room.has(1 << 20) for _ in range(32))
+    assert asked == ["cache"] * 2 and room.refused_count == 0
+    # What was promised is counted until the next reading.
+    room, asked = fakes(monkeypatch, cached=3 << 20, free=0)
+    assert [room.has(1 << 20) for _ in range(3)] == [True] * 3 and asked == ["cache"]
+    assert room.has(1 << 20) and asked == ["cache"] * 2
+
+
+def test_room_that_neither_the_cache_nor_the_device_has_is_refused_and_counted(monkeypatch):
+    margin = _memory._MARGIN_BYTES
+    room, asked = fakes(monkeypatch, cached=100, free=margin + 1000)
+    assert room.has(1000) and asked == ["cache", "driver"]
+    room, asked = fakes(monkeypatch, cached=100, free=margin + 999)
+    assert not room.has(1000) and not room.has(1000) and room.refused_count == 2
+    assert room.has(100)
+
+
+def test_the_figures_of_a_device_are_those_of_torch():
+    rigs.gpu_or_skip()
+    room, keep = _memory.Room("cuda", 0), torch.empty(64 << 20, device="cuda")
+    del keep
+    assert room.has(1) and room._spare + 1 == (
+        torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)) > 0
 
 
 SCRIPT = """

@@ -39,11 +39,13 @@ pub mod kernel;
 mod mapping;
 mod open;
 pub mod pattern;
+pub(crate) mod ranges;
 pub mod sim;
 pub mod traced;
 
 pub use kernel::{Arg, Cost, Grid, HostArgs, Kernel, Work};
 pub use open::{Opened, Spec, open};
+pub use ranges::Listening;
 
 use crate::error::{Error, Kind, Missing, Result};
 use crate::trace::{Actor, Site, Use};

@@ -43,6 +43,7 @@ impl Engine {
     /// lane is full; driver errors. The storage is where it was before.
     pub fn acquire(&mut self, id: StorageId, compute: StreamId) -> Result<Acquire> {
         const OP: &str = "acquire";
+        let _range = self.mark(OP, id);
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;

@@ -85,8 +85,10 @@ impl Engine {
         name: impl Into<Name>,
     ) -> Result<Batch> {
         const OP: &str = "gather";
+        let name = name.into();
+        let _range = self.marks.begin(OP, name);
         self.begin(OP)?;
-        let (on, name) = (self.open_stream(compute, OP)?, name.into());
+        let on = self.open_stream(compute, OP)?;
         let named = |error: Error| error.at(name);
         let len = self.packer.layout.plan(strips).map_err(named)?;
         self.free_events()?;
@@ -210,6 +212,7 @@ impl Engine {
         compute: StreamId,
     ) -> Result<()> {
         const OP: &str = "scatter";
+        let _range = self.marks.begin(OP, batch.name);
         self.begin(OP)?;
         self.must_own(batch, OP)?;
         let on = self.open_stream(compute, OP)?;

@@ -14,6 +14,7 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::ledger::Ledger;
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Slot};
@@ -61,12 +62,13 @@ impl Engine {
         self.poll_in(Inward::Urgent)
     }
 
-    /// At the start of a verb that records events: copies in flight, and blocks given back with a
-    /// copy in flight, hold some. Where they hold many, those that are done let theirs go.
+    /// At the start of a verb that records events: copies in flight, blocks given back with a copy
+    /// in flight, and fences hold some. Where they hold many, those that are done let theirs go.
     pub(super) fn free_events(&mut self) -> Result<()> {
         let lanes = [&self.out, &self.ahead, &self.urgent];
-        let held = self.busy.len() + lanes.iter().map(|lane| lane.flights()).sum::<usize>();
-        if held > self.options.events_max / 4 {
+        let flights: usize = lanes.iter().map(|lane| lane.flights()).sum();
+        let fences: usize = self.ledgers.iter().map(Ledger::fence_points).sum();
+        if self.busy.len() + flights + fences > self.options.events_max / 4 {
             self.poll_lanes()?;
             self.settle_blocks()?;
         }

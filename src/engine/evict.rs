@@ -80,6 +80,7 @@ impl Engine {
     /// resident as before.
     pub fn evict(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
         const OP: &str = "evict";
+        let _range = self.mark(OP, id);
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;

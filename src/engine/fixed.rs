@@ -241,6 +241,16 @@ impl Engine {
         Ok(())
     }
 
+    /// Unmaps what a fence covers that was passed, for its events' sake. Nothing new is fenced.
+    pub(super) fn end_fixed_fences(&mut self) -> Result<()> {
+        for on in 0..self.ledgers.len() {
+            while self.ledgers[on].queue(Owner::Fixed).fence.is_some()
+                && self.next_release(on, Owner::Fixed)?.is_some()
+            {}
+        }
+        Ok(())
+    }
+
     /// A fetch was given up: its bytes go when no copy uses them, unless they are wanted again.
     pub(super) fn linger(&mut self, id: StorageId) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "cancel")?;

@@ -93,6 +93,11 @@ impl Ledger {
         self.queues.iter().map(|queue| queue.places.len()).sum()
     }
 
+    /// Points that its fences hold.
+    pub(super) fn fence_points(&self) -> usize {
+        self.queues.iter().flat_map(|queue| &queue.fence).map(|fence| fence.points.len()).sum()
+    }
+
     /// Does it list bytes of this owner?
     pub(super) fn has_any(&self, owner: Owner) -> bool {
         !self.queues[owner as usize].places.is_empty()

@@ -45,6 +45,7 @@ pub use shared::Shared;
 pub use stats::{KeptCount, Stats};
 pub use timeline::{Span, Track};
 
+use crate::backend::ranges::Ranges;
 use crate::backend::{About, Backend, Memory, Timing, traced::Observer, traced::Traced};
 use crate::checksum::Checks;
 use crate::copy::Lane;
@@ -56,11 +57,11 @@ use crate::prefetch::Prefetcher;
 use crate::storage::{Owner, Residency, Slot, Storage, StreamSet};
 use crate::stream::{EventPool, Point};
 use crate::trace::Site;
-use crate::unit::{Bytes, DeviceRange, EventId, Name, StorageId, StreamId, Table};
+use crate::unit::{Bytes, DeviceRange, EventId, IdMap, Name, StorageId, StreamId, Table};
 use batch::Packer;
 use crossbeam_channel::{Receiver, Sender};
 use ledger::Ledger;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use timeline::Timeline;
 use unmarked::Unmarked;
 
@@ -71,10 +72,11 @@ pub struct Engine {
     events: EventPool,
     timers: EventPool,
     timeline: Timeline,
+    marks: Ranges,
     pool: PinnedPool,
     client: Client,
     /// Points that the pool holds blocks by, with how many blocks.
-    busy: HashMap<EventId, (Point, u32)>,
+    busy: IdMap<EventId, (Point, u32)>,
     /// Events that came home from the pool in one go; kept for its room.
     returned: Vec<EventId>,
     out: Lane,
@@ -150,7 +152,11 @@ impl Engine {
             events: EventPool::new(options.events_max, Timing::Off),
             timers: EventPool::new((STALLS_MAX + timeline::PENDING_MAX) * 2, Timing::On),
             timeline: Timeline::new(options.spans_max),
-            busy: HashMap::with_capacity(options.events_max.min(BUSY_ROOM_MAX)),
+            marks: Ranges::listen(options.nvtx),
+            busy: IdMap::with_capacity_and_hasher(
+                options.events_max.min(BUSY_ROOM_MAX),
+                Default::default(),
+            ),
             returned: Vec::new(),
             after: Vec::new(),
             packer: Packer::default(),

@@ -101,6 +101,9 @@ pub struct Options {
     /// Rows that no kernel moves go to the driver as one batch, where it has a call for that and
     /// they have at most this many bytes each, on average; zero: each by a call of its own.
     pub batch_row_bytes_max: Bytes,
+    /// Name the verbs' time on the host, and the spans that a framework names, to a profiler that
+    /// listens through NVTX. [`Engine::listening`](super::Engine::listening) says whether one does.
+    pub nvtx: bool,
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
     /// Measure with timed events when copies, and spans that a framework names, ran; so many are
@@ -139,6 +142,7 @@ impl Default for Options {
             pack_row_bytes_max: Bytes::mib(2),
             pack_blocks_max: 64,
             batch_row_bytes_max: Bytes::mib(1),
+            nvtx: false,
             time_stalls: false,
             spans_max: 0,
         }

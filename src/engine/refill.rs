@@ -44,6 +44,7 @@ impl Engine {
         compute: StreamId,
     ) -> Result<DeviceRange> {
         const OP: &str = "refill";
+        let _range = self.mark(OP, id);
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
@@ -94,6 +95,7 @@ impl Engine {
         compute: StreamId,
     ) -> Result<()> {
         const OP: &str = "prefetch";
+        let _range = self.mark(OP, id);
         self.begin(OP)?;
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;

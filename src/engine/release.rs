@@ -181,6 +181,9 @@ impl Engine {
                 return Ok(false);
             }
             self.free_events()?;
+            if owner == Owner::Framework {
+                self.end_fixed_fences()?;
+            }
             let mut points = std::mem::take(&mut self.ledgers[on].points);
             for index in 0..self.ledgers.len() {
                 let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);

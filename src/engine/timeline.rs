@@ -14,6 +14,8 @@
 //! Part of the engine.
 
 use super::Engine;
+use crate::backend::Listening;
+use crate::backend::ranges::Range;
 use crate::error::Result;
 use crate::storage::Inward;
 use crate::stream::Point;
@@ -126,21 +128,25 @@ impl Timeline {
 
 impl Engine {
     /// Names the work that is enqueued on `stream` from now until [`Engine::end_span`], or until
-    /// the next span of that stream begins. Without [`Options::spans_max`] it does nothing.
+    /// the next span of that stream begins. Without [`Options::spans_max`] and [`Options::nvtx`]
+    /// it does nothing.
     ///
     /// # Errors
     /// `Usage` for streams; driver errors.
     ///
     /// [`Options::spans_max`]: super::Options::spans_max
+    /// [`Options::nvtx`]: super::Options::nvtx
     pub fn begin_span(&mut self, stream: StreamId, name: impl Into<Name>) -> Result<()> {
         self.end_span(stream)?;
+        let name = name.into();
+        self.marks.start(stream, name);
         if !self.timeline.has_room() {
             self.stats.untimed_count += u64::from(self.timeline.is_on());
             return Ok(());
         }
         let from = self.timers.mark(&mut self.backend, stream);
         let from = self.seen(from)?;
-        self.timeline.open.push((stream, name.into(), from));
+        self.timeline.open.push((stream, name, from));
         Ok(())
     }
 
@@ -152,6 +158,7 @@ impl Engine {
         const OP: &str = "span";
         self.begin(OP)?;
         let on = self.open_stream(stream, OP)?;
+        self.marks.end(stream);
         let Some(place) = self.timeline.open.iter().position(|open| open.0 == stream) else {
             return Ok(());
         };
@@ -161,6 +168,19 @@ impl Engine {
         let track = Track::Stream(on as u32);
         self.timeline.pending.push_back(Pending { track, name, bytes: Bytes::ZERO, from, to });
         Ok(())
+    }
+
+    /// Does a profiler listen to the ranges that [`Options::nvtx`] asks for?
+    ///
+    /// [`Options::nvtx`]: super::Options::nvtx
+    pub fn listening(&self) -> Listening {
+        self.marks.listening()
+    }
+
+    /// A range of a verb about a storage, for who listens.
+    pub(super) fn mark(&self, verb: &'static str, id: StorageId) -> Range {
+        let slot = if self.marks.is_heard() { self.slots.find(id.0) } else { None };
+        self.marks.begin(verb, slot.map_or_else(|| Name::new(""), |slot| slot.name))
     }
 
     /// The spans whose times are known, the oldest first; the last [`Options::spans_max`] of them.

@@ -16,12 +16,16 @@
 //!
 //! Only [`crate::pinned`] uses it.
 
+#[cfg(test)]
+mod machines;
 mod mapping;
 mod pieces;
 mod place;
+mod system;
 mod touch;
 
 pub(super) use pieces::Pieces;
+pub(super) use system::{Linux, System};
 pub(super) use touch::{Crew, Pages};
 
 use super::Inner;
@@ -32,7 +36,7 @@ use mapping::Mapping;
 use rustix::process::{Pid, getpid};
 use std::mem;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Bytes of all arenas that were left mapped on purpose, in this process.
@@ -64,6 +68,8 @@ pub(super) struct Arena {
     pool: Weak<Inner>,
     /// The process that page-locked it; a child has no such mapping.
     pid: Pid,
+    /// Its registrations have been ended, and its memory has been unmapped where that was allowed.
+    ended: AtomicBool,
 }
 
 // SAFETY: the mapping belongs to the arena, not to a thread; its bytes are reached through raw
@@ -100,6 +106,7 @@ impl Arena {
             leaked: Arc::clone(leaked),
             pool,
             pid: getpid(),
+            ended: AtomicBool::new(false),
         })
     }
 
@@ -122,7 +129,7 @@ impl Arena {
         let Some(mapping) = &self.mapping else { return Ok(()) };
         let mut nth = 0;
         let mut register = |from: u64, to: u64| {
-            // SAFETY: the piece lies in the mapping, which outlives its registration: `drop` ends
+            // SAFETY: the piece lies in the mapping, which outlives its registration: `end` ends
             // every registration before it unmaps, or does not unmap. Nobody else has the address.
             let address = unsafe { self.register(mapping.at(from), Bytes(to - from)) }?;
             let first = self.addresses[nth].set(address);
@@ -210,6 +217,26 @@ impl Arena {
         Ok(())
     }
 
+    /// Gives the memory back to the system, whoever still knows the arena: no byte of it is lent
+    /// now, nor ever again.
+    pub(super) fn end(&self) {
+        // A child of fork: neither the mapping nor the registration is its own.
+        if self.pid != getpid() || self.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut kept = false;
+        for at in self.addresses.iter().rev().filter_map(OnceLock::get) {
+            kept |= self.pinner.unregister(*at).is_err();
+        }
+        if kept {
+            return self.count_leak();
+        }
+        self.len.store(0, Ordering::Release);
+        if let Some(mapping) = &self.mapping {
+            mapping.keep(0);
+        }
+    }
+
     /// Keeps the memory page-locked and mapped for good, and counts it.
     pub(super) fn leak(arena: Arc<Arena>) {
         arena.count_leak();
@@ -235,18 +262,8 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if self.pid != getpid() {
-            // A child of fork: neither the mapping nor the registration is its own.
-            mem::forget(self.mapping.take());
-            return;
-        }
-        let mut kept = false;
-        for at in self.addresses.iter().rev().filter_map(OnceLock::get) {
-            kept |= self.pinner.unregister(*at).is_err();
-        }
-        if kept {
-            self.count_leak();
-            mem::forget(self.mapping.take());
-        }
+        self.end();
+        // What could not be unmapped stays, and so does what is another process's.
+        mem::forget(self.mapping.take());
     }
 }

@@ -67,6 +67,7 @@ impl Ledger {
         let held: u64 = self.blocks_of(|owner| owner == slot).map(|id| self.space.size(id)).sum();
         assert_eq!(held, account.held, "a client holds what is lent, busy or quarantined for it");
         assert!(held <= account.quota, "no client is over its quota");
+        self.audit_front(slot, account);
         let mut aged: Vec<u32> = self.walk(account.busy_by_age, Thread::Age).collect();
         let sized = account.busy.iter().flat_map(|&list| self.walk(list, Thread::Size));
         let mut sized: Vec<u32> = sized.collect();
@@ -91,7 +92,9 @@ impl Ledger {
     }
 
     /// The longest run of free and idle bytes, and every lent block.
-    pub(super) fn survey(&self) -> (u64, Vec<LentRow>) {
+    pub(super) fn survey(&mut self) -> (u64, Vec<LentRow>) {
+        self.spill_all();
+        (0..self.accounts.capacity()).for_each(|slot| self.catch_up(slot as u32));
         let (mut largest, mut rows) = (0, Vec::new());
         for (_, seat) in &self.seats {
             let (mut id, mut run) = (seat.first, 0);

@@ -29,7 +29,7 @@ pub struct Block {
     /// Where it lies: kept here, so that a copy in trunks asks the pool for nothing. It leaves with
     /// the block.
     pub(super) arena: Option<Arc<Arena>>,
-    offset: u64,
+    pub(super) offset: u64,
     pub(super) id: u32,
     /// Tag of the client it is lent to.
     pub(super) owner: u32,

@@ -39,6 +39,7 @@ impl Ledger {
         tag.ticket = self.ticket;
         let account = &mut self.accounts[tag.owner as usize];
         account.busy_blocks += 1;
+        account.front.set_direct(true);
         // Room for every event that may come home, so that sending one home allocates nothing.
         account.returned.reserve(account.busy_blocks);
         let list = &mut account.busy[shelf(self.space.size(id))];
@@ -92,6 +93,7 @@ impl Ledger {
         doubts: &mut Vec<Doubt>,
     ) {
         home.append(&mut self.accounts[slot as usize].returned);
+        self.direct(&self.accounts[slot as usize]);
         doubts.clear();
         self.oldest(slot, max, doubts);
     }

@@ -141,7 +141,8 @@ pub(super) fn reserve(inner: &Inner, len: Bytes) -> Result<Bytes> {
 /// # Errors
 /// `OverBudget` where the budget has no room for it.
 pub(super) fn missing(inner: &Inner, ledger: &Ledger, len: Bytes) -> Result<u64> {
-    let free = ledger.space.bytes(Use::Free) + ledger.space.bytes(Use::Idle);
+    let idle = ledger.space.bytes(Use::Idle) + ledger.at_hand().idle;
+    let free = ledger.space.bytes(Use::Free) + idle;
     let missing = len.get().saturating_sub(free);
     if missing > left(inner, ledger) {
         return Err(over(inner, ledger, "").bytes(len));
@@ -256,7 +257,8 @@ pub(super) fn trim(inner: &Inner) -> Bytes {
 /// Unpins and unmaps arenas that have left the books. Until they are gone they count.
 fn give_up(inner: &Inner, arenas: Vec<Arc<Arena>>) -> Bytes {
     let bytes: u64 = arenas.iter().map(|arena| arena.len()).sum();
-    drop(arenas);
+    // A client may still know an arena of a block that others took from it.
+    arenas.iter().for_each(|arena| arena.end());
     inner.lock().leaving -= bytes;
     inner.turned.notify_all();
     Bytes(bytes)

@@ -25,6 +25,7 @@
 use super::arena::Arena;
 use super::busy::Doubt;
 use super::class::{SHELVES, shelf};
+use super::front::Front;
 use super::reservation::Job;
 use super::space::{List, NONE, Space, Thread, Use};
 use super::stats::Counts;
@@ -70,6 +71,8 @@ impl Tag {
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) fence: Arc<dyn Fence>,
+    /// What it has at hand, which is lent as far as the books know.
+    pub(super) front: Arc<Front>,
     pub(super) quota: u64,
     /// Bytes nobody else can have because of it: lent, busy, quarantined.
     pub(super) held: u64,
@@ -181,9 +184,15 @@ impl Ledger {
     }
 
     /// Opens an account and says its slot, and a tag that no other account ever had.
-    pub(super) fn open(&mut self, fence: Arc<dyn Fence>, quota: u64) -> (u32, u32) {
+    pub(super) fn open(
+        &mut self,
+        fence: Arc<dyn Fence>,
+        front: Arc<Front>,
+        quota: u64,
+    ) -> (u32, u32) {
         let slot = self.accounts.insert(Account {
             fence,
+            front,
             quota,
             held: 0,
             busy_blocks: 0,
@@ -196,6 +205,9 @@ impl Ledger {
 
     /// Closes an account: its blocks that are not back by now are nobody's, and never lent again.
     pub(super) fn close(&mut self, slot: u32) {
+        self.spill(slot, &mut |_| None, &mut |_| {});
+        self.catch_up(slot);
+        self.counts.lends_repeated += self.accounts[slot as usize].front.lends();
         for id in 0..self.space.numbers() {
             if self.tags.get(id as usize).is_none_or(|tag| tag.owner != slot) {
                 continue;
@@ -254,6 +266,11 @@ impl Ledger {
     /// is missing.
     pub(super) fn is_changing(&self) -> bool {
         self.pinning || self.job.is_some() || self.leaving > 0
+    }
+
+    /// How many blocks that come back are still to be merged at once.
+    pub(super) fn merges_left(&self) -> u64 {
+        self.merges
     }
 
     /// Bytes in the books that are page-locked.
@@ -330,6 +347,7 @@ impl Ledger {
 
     /// A lent block was dropped: nobody knows what still uses it.
     pub(super) fn quarantine(&mut self, id: u32) {
+        self.leave(id);
         self.requested -= self.tags[id as usize].requested;
         self.space.reuse(id, Use::Quarantined);
     }
@@ -368,6 +386,7 @@ impl Ledger {
 
     /// Merges everything that is idle, and says how many blocks that were.
     pub(super) fn flush(&mut self) -> u64 {
+        self.spill_all();
         let mut merged = 0;
         for word in 0..self.stocked.len() {
             let mut bits = std::mem::take(&mut self.stocked[word]);
@@ -421,6 +440,7 @@ impl Ledger {
         let returned = account.returned.len();
         self.blocks += 1;
         self.requested += len;
+        self.direct(&self.accounts[slot as usize]);
         Loan { id, arena, offset, room, after: None, returned }
     }
 

@@ -16,6 +16,10 @@
 //!   settle: e? yes |  e waits here  -> on_done(e)              |
 //! ```
 //!
+//! The last few blocks stay at hand (`till.rs`): where a size repeats and each event is done when
+//! it is asked about, none of the three takes the pool's lock. Whatever else is asked for goes by
+//! the books, and so does all the rest of this client until its busy blocks there are settled.
+//!
 //! Fences are asked without the pool's lock. The answer counts only if the block still has the
 //! ticket of that giving-back; so an event that went home in between, and means other work by now,
 //! cannot speak for the block. (Asked about an event that is gone, a fence says so with an error.)
@@ -26,8 +30,10 @@
 use super::block::Block;
 use super::busy::Doubt;
 use super::class;
+use super::front::Front;
 use super::ledger::{Ledger, Loan};
 use super::space::Use;
+use super::till::Till;
 use super::{Growth, Inner, grow, pageable};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{Bytes, EventId, Name};
@@ -54,6 +60,8 @@ pub struct Client {
     inner: Arc<Inner>,
     slot: u32,
     tag: u32,
+    /// Blocks that come and go without the pool's lock.
+    till: Till,
     /// Events taken out of the pool and not handed on yet.
     home: Vec<EventId>,
     /// Busy blocks to ask about next; what the books say of each counts when it is told them.
@@ -90,9 +98,10 @@ pub struct Refused {
 }
 
 impl Client {
-    pub(super) fn new(inner: Arc<Inner>, slot: u32, tag: u32) -> Client {
+    pub(super) fn new(inner: Arc<Inner>, front: Arc<Front>, slot: u32, tag: u32) -> Client {
         Client {
             inner,
+            till: Till::new(front, slot),
             slot,
             tag,
             home: Vec::new(),
@@ -117,7 +126,21 @@ impl Client {
             let misuse = if len.is_zero() { Misuse::Empty } else { Misuse::TooLarge };
             return Err(Error::usage(misuse, "lend").at(name).bytes(len));
         };
-        let found = self.inner.lock().lend(self.slot, room, len.get(), name);
+        if let Some(loan) = self.till.lend(room, len.get(), name) {
+            let block = Block::new(self.tag, len.get(), loan);
+            return Ok(Lent { block, after: None, returned: 0 });
+        }
+        self.lend_by_books(room, len, name)
+    }
+
+    #[inline(never)]
+    fn lend_by_books(&mut self, room: u64, len: Bytes, name: Name) -> Result<Lent> {
+        let max = self.inner.options.settle_calls_max;
+        let found = {
+            let mut ledger = self.inner.lock();
+            self.till.spill(&mut ledger, &mut self.doubts, max);
+            ledger.lend(self.slot, room, len.get(), name)
+        };
         let loan = match found {
             Some(loan) => loan,
             None => self.lend_slowly(room, len, name)?,
@@ -144,13 +167,38 @@ impl Client {
             let error = Error::usage(Misuse::Foreign, "give back").bytes(block.len());
             return Err(Refused { block, busy, error });
         }
+        if let Some(event) = busy
+            && !self.inner.options.scrub
+            && self.till.give_back(&mut block, event)
+        {
+            block.returned = true;
+            return Ok(());
+        }
+        self.give_back_to_books(block, busy)
+    }
+
+    #[inline(never)]
+    fn give_back_to_books(
+        &mut self,
+        mut block: Block,
+        busy: Option<EventId>,
+    ) -> std::result::Result<(), Refused> {
         let scrub = busy.is_none() && self.inner.options.scrub;
         if scrub && let Err(error) = self.inner.scrub(block.id) {
             return Err(Refused { block, busy, error });
         }
-        let doubt = self.inner.lock().give_back(block.id, busy, block.arena.take());
+        let max = self.inner.options.settle_calls_max;
+        let doubt = {
+            let mut ledger = self.inner.lock();
+            self.till.leave(block.id);
+            if busy.is_some() {
+                // Those that came back before it are the older ones.
+                self.till.spill(&mut ledger, &mut self.doubts, max);
+            }
+            ledger.give_back(block.id, busy, block.arena.take())
+        };
         if let Some(doubt) = doubt
-            && self.doubts.len() < self.inner.options.settle_calls_max
+            && self.doubts.len() < max
         {
             self.doubts.push(doubt);
         }
@@ -171,6 +219,12 @@ impl Client {
         on_done: &mut impl FnMut(EventId),
     ) -> Result<usize> {
         let max = self.inner.options.settle_calls_max;
+        if !self.till.is_direct() && self.home.is_empty() {
+            return self.till.settle(max, poll, on_done);
+        }
+        if self.till.has_some() {
+            self.till.spill(&mut self.inner.lock(), &mut self.doubts, max);
+        }
         if self.doubts.is_empty() {
             let mut ledger = self.inner.lock();
             ledger.doubtful(self.slot, max, &mut self.home, &mut self.doubts);
@@ -270,14 +324,17 @@ impl Client {
 
     /// Bytes nobody else can have because of this client: lent, busy and quarantined.
     pub fn held(&self) -> Bytes {
-        Bytes(self.inner.lock().accounts[self.slot as usize].held)
+        let ledger = self.inner.lock();
+        let idle = ledger.at_hand_of(self.slot).idle;
+        Bytes(ledger.accounts[self.slot as usize].held - idle)
     }
 
     /// Events of this client that are in the pool.
     pub fn events(&self) -> usize {
         let ledger = self.inner.lock();
         let account = &ledger.accounts[self.slot as usize];
-        account.busy_blocks + account.returned.len() + self.home.len()
+        let at_hand = ledger.at_hand_of(self.slot).busy_blocks;
+        account.busy_blocks + at_hand + account.returned.len() + self.home.len()
     }
 
     #[cold]
@@ -285,6 +342,8 @@ impl Client {
         let lend = |ledger: &mut Ledger| ledger.lend(self.slot, room, len.get(), name);
         let doubts = {
             let mut ledger = self.inner.lock();
+            // What others have at hand and do not use may be all that is missing.
+            ledger.spill_all();
             if let Some(error) = self.refusal(&mut ledger, room) {
                 return Err(error.at(name).bytes(len));
             }
@@ -352,7 +411,8 @@ impl Drop for Client {
         // The events go with their owner, so this is the last time that anybody may ask.
         let mut doubts = Vec::new();
         let fence = {
-            let ledger = self.inner.lock();
+            let mut ledger = self.inner.lock();
+            self.till.spill(&mut ledger, &mut self.doubts, 0);
             ledger.oldest(self.slot, usize::MAX, &mut doubts);
             Arc::clone(&ledger.accounts[self.slot as usize].fence)
         };

@@ -11,7 +11,8 @@
 //!   engine A            engine B                      one pool per process
 //!   Client (quota)      Client (quota)
 //!      lend | ^ give_back   |                          lend.rs    doors, events
-//!           v | (event)     v                          block.rs   one lent range
+//!        a few at hand     a few at hand               till.rs, front.rs  without the lock
+//!           v | (event)     v        ^ spill.rs        block.rs   one lent range
 //!     +----------- one lock: Ledger -----------+       ledger.rs, busy.rs  who has what
 //!     |  idle by size | busy by size and age   |
 //!     |  Space: |lent|free |busy|  |lent|free| |       space.rs   split, merge, find
@@ -30,6 +31,7 @@ mod block;
 mod budget;
 mod busy;
 mod class;
+mod front;
 mod grow;
 mod ledger;
 mod lend;
@@ -39,8 +41,10 @@ mod pageable;
 mod reservation;
 mod reserve;
 mod space;
+mod spill;
 mod stats;
 mod sync;
+mod till;
 
 pub use block::Block;
 pub use budget::Budget;
@@ -53,9 +57,10 @@ pub use stats::{Counts, LentRow, Report, Stats};
 use crate::backend::{Fence, Pinner};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
-use arena::{Arena, Crew, Pages};
+use arena::{Arena, Crew, Linux, Pages, System};
 use budget::Machine;
 use busy::Doubt;
+use front::Front;
 use ledger::Ledger;
 use numa::Node;
 use rustix::process::{Pid, getpid};
@@ -100,6 +105,8 @@ pub(in crate::pinned) struct Inner {
     /// Bytes of arenas that are gone from the books and yet stay page-locked.
     leaked: Arc<AtomicU64>,
     options: PoolOptions,
+    /// Who maps the arenas.
+    system: Arc<dyn System>,
 }
 
 impl PinnedPool {
@@ -109,6 +116,14 @@ impl PinnedPool {
     /// `Usage(BadValue)` for options out of their bounds, a budget of zero among them;
     /// `OutOfMemory` where the machine has nothing to spare.
     pub fn new(pinner: Arc<dyn Pinner>, options: PoolOptions) -> Result<PinnedPool> {
+        PinnedPool::on(Arc::new(Linux), pinner, options)
+    }
+
+    fn on(
+        system: Arc<dyn System>,
+        pinner: Arc<dyn Pinner>,
+        options: PoolOptions,
+    ) -> Result<PinnedPool> {
         options.check()?;
         let machine = match pinner.needs_memory() {
             true => Machine::new(&options.machine_root),
@@ -129,6 +144,7 @@ impl PinnedPool {
             machine,
             budget,
             options,
+            system,
         };
         Ok(PinnedPool { inner: Arc::new_cyclic(inner) })
     }
@@ -147,9 +163,10 @@ impl PinnedPool {
             let detail = format!("the pool has {} clients", ledger.accounts.len());
             return Err(Error::new(Kind::Busy, "open client").detail(detail));
         }
-        let (slot, tag) = ledger.open(fence, quota.get());
+        let front = Arc::new(Front::default());
+        let (slot, tag) = ledger.open(fence, Arc::clone(&front), quota.get());
         drop(ledger);
-        Ok(Client::new(Arc::clone(&self.inner), slot, tag))
+        Ok(Client::new(Arc::clone(&self.inner), front, slot, tag))
     }
 
     /// The most that this pool page-locks.
@@ -205,7 +222,7 @@ impl PinnedPool {
     /// The figures, the largest free range, and the `rows_max` largest lent blocks. Walks all
     /// blocks under the pool's lock.
     pub fn report(&self, rows_max: usize) -> Report {
-        let ledger = self.inner.lock();
+        let mut ledger = self.inner.lock();
         let (largest, mut rows) = ledger.survey();
         rows.sort_by(|a, b| b.lent.cmp(&a.lent).then_with(|| a.name.as_str().cmp(b.name.as_str())));
         rows.truncate(rows_max);
@@ -216,6 +233,8 @@ impl PinnedPool {
 
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, Ledger> {
+        #[cfg(test)]
+        till::tests::LOCKS.with(|locks| locks.set(locks.get() + 1));
         // No code of others runs under this lock, so a panic under it is a broken invariant, told
         // already; the blocks of others are still to be taken back.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
@@ -223,21 +242,25 @@ impl Inner {
 
     fn stats(&self, ledger: &Ledger) -> Stats {
         let bytes = |used| Bytes(ledger.space.bytes(used));
+        let at_hand = ledger.at_hand();
+        let (busy, idle) = (Bytes(at_hand.busy), Bytes(at_hand.idle));
+        let mut counts = ledger.counts;
+        counts.lends_repeated += at_hand.lends;
         Stats {
             budget: self.budget,
             pinned: Bytes(ledger.pinned()),
             pageable: Bytes(ledger.pageable),
             reserving: ledger.job.as_ref().map_or(Bytes::ZERO, |job| job.missing()),
             node: self.node.as_ref().map(|node| node.number),
-            lent: bytes(Use::Lent),
-            free: bytes(Use::Free) + bytes(Use::Idle),
-            busy: bytes(Use::Busy),
+            lent: bytes(Use::Lent) - busy - idle,
+            free: bytes(Use::Free) + bytes(Use::Idle) + idle,
+            busy: bytes(Use::Busy) + busy,
             quarantined: bytes(Use::Quarantined),
-            requested: Bytes(ledger.requested),
+            requested: Bytes(ledger.requested - at_hand.booked + at_hand.requested),
             arenas: ledger.seats.len(),
-            blocks: ledger.blocks,
+            blocks: ledger.blocks - at_hand.idle_blocks,
             leaked_on_purpose: Bytes(self.leaked.load(Ordering::Relaxed)),
-            counts: ledger.counts,
+            counts,
         }
     }
 
@@ -250,6 +273,7 @@ impl Inner {
             pages: Arc::clone(&self.pages),
             reserved: self.options.reserved_huge_pages && self.machine.reserved_huge() >= len,
             dumped: self.options.dump,
+            system: Arc::clone(&self.system),
         }
     }
 

@@ -11,13 +11,14 @@
 //! Whoever sets engines up may keep one; only [`crate::pinned`] makes one.
 #![deny(unsafe_code)]
 
+use super::Inner;
 use super::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::error::{Error, Misuse, Result};
 use crate::unit::Bytes;
 use rustix::process::{Pid, getpid};
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Memory that is being page-locked in the background. Dropped, it goes on all the same.
@@ -65,12 +66,14 @@ pub(super) struct Job {
     pub(super) first: OnceLock<Duration>,
     over: Mutex<Option<(State, Duration)>>,
     ended: Condvar,
+    /// Where the thread waits for its turn.
+    pool: Weak<Inner>,
     /// A child of fork has no such thread.
     pid: Pid,
 }
 
 impl Job {
-    pub(super) fn new(asked: u64) -> Job {
+    pub(super) fn new(asked: u64, pool: Weak<Inner>) -> Job {
         Job {
             asked,
             ready: AtomicU64::new(0),
@@ -79,6 +82,7 @@ impl Job {
             first: OnceLock::new(),
             over: Mutex::new(None),
             ended: Condvar::new(),
+            pool,
             pid: getpid(),
         }
     }
@@ -114,9 +118,18 @@ impl Reservation {
         }
     }
 
-    /// Ends it behind the piece that is being page-locked now. What is ready stays in the pool.
+    /// Ends it behind the piece that is being page-locked now, or at once where it still waits for
+    /// its turn. What is ready stays in the pool.
     pub fn cancel(&self) {
         self.job.cancelled.store(true, Ordering::Relaxed);
+        if self.job.pid != getpid() {
+            return;
+        }
+        if let Some(inner) = self.job.pool.upgrade() {
+            // Who looked before and found nothing waits by now, and is woken.
+            drop(inner.lock());
+            inner.turned.notify_all();
+        }
     }
 
     /// Waits until it is over. Returns what is ready; after a cancel that is less than was asked.

@@ -38,7 +38,7 @@ pub(super) fn start(inner: &Arc<Inner>, len: Bytes) -> Result<Reservation> {
         0 => 0,
         missing => grow::plan(inner, &ledger, missing, missing)?,
     };
-    let job = Arc::new(Job::new(size));
+    let job = Arc::new(Job::new(size, Arc::downgrade(inner)));
     if size == 0 {
         job.end(State::Done);
         return Ok(Reservation { job });
@@ -119,15 +119,18 @@ fn run(mut end: End) {
 fn pin(end: &mut End) -> Result<()> {
     let Some(inner) = end.pool.upgrade() else { return Ok(()) };
     let mut ledger = inner.lock();
-    while ledger.pinning {
+    loop {
+        if end.job.cancelled.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if !ledger.pinning {
+            break;
+        }
         ledger = grow::wait(&inner, ledger);
     }
     ledger.pinning = true;
     end.turn = true;
     drop(ledger);
-    if end.job.cancelled.load(Ordering::Relaxed) {
-        return Ok(());
-    }
     let crew = inner.crew(end.job.asked, inner.options.background_threads_max);
     let arena = Arc::new(grow::map(&inner, end.job.asked, &crew)?);
     // From here on without the pool, so that it can go.

@@ -15,13 +15,13 @@
 
 #[cfg(loom)]
 pub(super) use loom::{
-    sync::atomic::{AtomicBool, AtomicU64},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64},
     sync::{Condvar, Mutex, MutexGuard},
     thread,
 };
 #[cfg(not(loom))]
 pub(super) use std::{
-    sync::atomic::{AtomicBool, AtomicU64},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64},
     sync::{Condvar, Mutex, MutexGuard},
     thread,
 };

@@ -35,6 +35,24 @@ impl Name {
         name
     }
 
+    /// How many words hold a name.
+    pub(crate) const WORDS: usize = (Name::LEN_MAX + 1) / 8;
+
+    /// The name as numbers, for whoever keeps it in atomic ones.
+    pub(crate) fn to_words(self) -> [u64; Name::WORDS] {
+        let mut bytes = [self.len; Name::LEN_MAX + 1];
+        bytes[1..].copy_from_slice(&self.text);
+        let word = |nth: usize| std::array::from_fn(|at| bytes[8 * nth + at]);
+        std::array::from_fn(|nth| u64::from_ne_bytes(word(nth)))
+    }
+
+    /// The name that such numbers were made of.
+    pub(crate) fn from_words(words: [u64; Name::WORDS]) -> Name {
+        let byte = |at: usize| words[at / 8].to_ne_bytes()[at % 8];
+        let len = byte(0).min(Name::LEN_MAX as u8);
+        Name { len, text: std::array::from_fn(|at| byte(at + 1)) }
+    }
+
     /// The text kept.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.text[..self.len as usize]).unwrap_or("")
@@ -62,6 +80,14 @@ impl From<&str> for Name {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_survives_being_kept_as_numbers() {
+        for text in ["", "x", "layer.17.mlp.down_proj.weight.abc"] {
+            let name = Name::new(text);
+            assert_eq!(Name::from_words(name.to_words()), name);
+        }
+    }
 
     #[test]
     fn a_long_name_is_cut_between_characters() {

@@ -77,6 +77,7 @@ pub(crate) fn library() -> Option<&'static Path> {
             ("fake_libcuda.rs", include_str!("fake_libcuda.rs")),
             ("fake_args.rs", include_str!("fake_args.rs")),
             ("fake_state.rs", include_str!("fake_state.rs")),
+            ("fake_nvtx.rs", include_str!("fake_nvtx.rs")),
         ] {
             std::fs::write(dir.join(name), text).unwrap();
         }

@@ -35,6 +35,8 @@ macro_rules! export {
     };
 }
 
+mod fake_nvtx;
+
 macro_rules! api {
     ($(fn $name:ident($state:ident $(, $arg:ident: $type:ty)*) $body:block)*) => {$(
         export! { $name, ($($arg: $type),*) -> u32 {
@@ -199,6 +201,8 @@ api! {
         if s.event(event)? != s.stream(stream)? {
             return Err(INVALID_HANDLE);
         }
+        s.moment += 1;
+        s.recorded.insert(event, s.moment);
     }
     fn cuEventQuery(s, event: u64) {
         s.current()?;
@@ -213,7 +217,9 @@ api! {
         s.current()?;
         s.event(from)?;
         s.event(to)?;
-        milliseconds.put(0, (to.wrapping_sub(from) as i64 / 16) as f32);
+        // A millisecond from each recording to the next.
+        let at = |event: u64| s.recorded.get(&event).copied().ok_or(INVALID_HANDLE);
+        milliseconds.put(0, (at(to)? as i64 - at(from)? as i64) as f32);
     }
     fn cuMemGetInfo_v2(s, free: At<usize>, total: At<usize>) {
         s.current()?;
@@ -400,35 +406,6 @@ api! {
     fn cuMemsetD8Async(s, at: u64, value: u8, len: usize, stream: u64) {
         s.stream(stream)?;
         (0..len).for_each(|index| At::device(at).put(index, value));
-    }
-}
-
-impl State {
-    /// Copies of one batch, each between page-locked memory and the device.
-    fn batch(
-        &mut self,
-        [to, from]: [At<u64>; 2],
-        sizes: At<usize>,
-        count: usize,
-        attributes: At<u32>,
-        kinds: [usize; 2],
-        stream: u64,
-    ) -> Result<(), u32> {
-        self.stream(stream)?;
-        // One kind of copies, from the first one on, without flags; both hints unused. The legacy
-        // stream is refused.
-        let words = [0, 1, 2, 3, 4, 5].map(|index| attributes.get(index));
-        if kinds != [0, 1] || words[1..] != [0; 5] || count == 0 || stream <= 1 {
-            return Err(INVALID_VALUE);
-        }
-        // 1 is the order of the stream.
-        assert_eq!(words[0], 1, "sources may be read before the stream gets there");
-        for index in 0..count {
-            let (to, from, len) = (to.get(index), from.get(index), sizes.get(index));
-            self.copy(to, from, len).or_else(|_| self.copy(from, to, len))?;
-            At::device(to).copy(At::device(from), len);
-        }
-        Ok(())
     }
 }
 

@@ -63,6 +63,8 @@ pub(crate) struct Script {
     pub(crate) shift: u64,
     pub(crate) not_ready: u64,
     pub(crate) others_capture: bool,
+    /// Does a tool listen to ranges?
+    pub(crate) tool: u64,
     pub(crate) captures: HashMap<u64, u32>,
     pub(crate) fails: Vec<Fail>,
     pub(crate) counts: HashMap<String, u64>,
@@ -89,6 +91,7 @@ impl Script {
                 "memory" => script.memory = number(1) as usize,
                 "shift" => script.shift = number(1),
                 "notready" => script.not_ready = number(1),
+                "tool" => script.tool = number(1),
                 "others-capture" => script.others_capture = true,
                 "capture" => drop(script.captures.insert(number(1), number(2) as u32)),
                 "gate" => drop(
@@ -126,9 +129,14 @@ pub(crate) struct State {
     /// Streams, events, pools and modules: context they belong to.
     pub(crate) streams: HashMap<u64, u64>,
     pub(crate) events: HashMap<u64, u64>,
+    /// When each event was recorded last, by the count of recordings.
+    pub(crate) recorded: HashMap<u64, u64>,
+    pub(crate) moment: u64,
     pub(crate) pools: HashMap<u64, u64>,
     pub(crate) modules: HashMap<u64, String>,
     pub(crate) functions: HashMap<u64, String>,
+    /// Ranges that are open for a profiler, the last one begun last.
+    pub(crate) marks: Vec<String>,
     /// Device memory and page-locked memory: length by address.
     pub(crate) memory: BTreeMap<u64, usize>,
     pub(crate) pinned: BTreeMap<u64, usize>,

@@ -14,6 +14,7 @@ mod ends;
 mod fake;
 mod faults;
 mod interop;
+mod nvtx;
 mod pinning;
 mod probe;
 mod process;

@@ -5,6 +5,7 @@
 use crate::fake::{name_of, names, story};
 use lightering::backend::Backend;
 use lightering::backend::cuda::Cuda;
+use lightering::pack::Strip;
 use lightering::{
     Acquire, Budget, Bytes, DeviceRange, Engine, Options, PinnedPool, PoolOptions, Storage,
     StreamId,
@@ -17,6 +18,9 @@ const NEVER: &[&str] = &[
     "cuEventSynchronize",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuModuleUnload",
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
     "cuMemGetInfo_v2",
@@ -49,6 +53,16 @@ fn step(engine: &mut Engine, backend: &mut Cuda, on: [StreamId; 2]) {
         inputs.push((input, is_ours));
         engine.step().unwrap();
     }
+    // Rows of a framework's, there and back by a kernel.
+    let at = backend.alloc_device(LEN, here).unwrap();
+    let within = DeviceRange::new(at, LEN).unwrap();
+    let rows = [Strip::rows(within, Bytes::ZERO, Bytes(64), 100, Bytes(128)).unwrap()];
+    let mut batch = engine.gather(&rows, on, "rows").unwrap();
+    engine.gathered(&batch, on).unwrap();
+    engine.begin_span(on, "backward").unwrap();
+    engine.scatter(&mut batch, &rows, on).unwrap();
+    engine.discard(batch).unwrap();
+    backend.free_device(at, here).unwrap();
     engine.flush(on).unwrap();
     while engine.releasable(on).unwrap().is_some() {}
     while let Some((input, is_ours)) = inputs.pop() {
@@ -63,6 +77,7 @@ fn step(engine: &mut Engine, backend: &mut Cuda, on: [StreamId; 2]) {
         engine.give_way(on).unwrap();
         engine.release(input, on).unwrap();
     }
+    engine.end_span(on).unwrap();
     engine.mark_step().unwrap();
 }
 
@@ -76,6 +91,7 @@ fn no_call_between_two_step_marks_makes_the_driver_wait() {
         let options = Options {
             unreleased_bytes_max: Bytes::kib(128),
             ahead_trunk_bytes_max: Bytes::kib(16),
+            spans_max: 64,
             ..Options::default()
         };
         let mut engine = Engine::new(Box::new(Cuda::open(0).unwrap()), &pool, options).unwrap();
@@ -94,6 +110,8 @@ fn no_call_between_two_step_marks_makes_the_driver_wait() {
         assert_eq!(copies, 8 * LAYERS, "each input went out, in one copy");
         let trunks = names.iter().filter(|name| name.starts_with("cuMemcpyHtoDAsync")).count();
         assert!(trunks > 8 * LAYERS, "{trunks} trunks: nothing was fetched ahead");
+        let launches = names.iter().filter(|name| *name == "cuLaunchKernel").count();
+        assert_eq!(launches, 2 * 8, "rows went out and came back by a kernel");
         let waits: Vec<_> = names.iter().filter(|name| NEVER.contains(&name.as_str())).collect();
         assert!(waits.is_empty(), "{waits:?}");
     });

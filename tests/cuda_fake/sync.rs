@@ -49,23 +49,42 @@ fn work_on_a_stream_that_was_closed_is_waited_for_all_the_same() {
 }
 
 #[test]
-fn another_threads_default_stream_is_waited_for_by_the_whole_context() {
-    story(name_of!(another_threads_default_stream_is_waited_for_by_the_whole_context), "", || {
-        let mut cuda = Cuda::open(0).unwrap();
-        let theirs = std::thread::spawn(|| {
+fn only_who_has_another_threads_default_stream_waits_for_the_whole_context() {
+    story(
+        name_of!(only_who_has_another_threads_default_stream_waits_for_the_whole_context),
+        "",
+        || {
             let mut cuda = Cuda::open(0).unwrap();
-            cuda.adopt_stream(2).unwrap();
-            cuda
-        });
-        let mut theirs = theirs.join().unwrap();
-        names();
-        cuda.sync().unwrap();
-        assert!(waits_for_context());
-        theirs.sync().unwrap();
-        assert!(waits_for_context());
-        drop(theirs);
-        names();
-        cuda.sync().unwrap();
-        assert!(!waits_for_context());
-    });
+            let theirs = std::thread::spawn(|| {
+                let mut cuda = Cuda::open(0).unwrap();
+                cuda.adopt_stream(2).unwrap();
+                cuda
+            });
+            let mut theirs = theirs.join().unwrap();
+            names();
+            cuda.sync().unwrap();
+            assert!(!waits_for_context());
+            theirs.sync().unwrap();
+            assert!(waits_for_context());
+        },
+    );
+}
+
+#[test]
+fn what_somebody_left_running_at_its_end_makes_nobody_else_wait_for_the_context() {
+    story(
+        name_of!(what_somebody_left_running_at_its_end_makes_nobody_else_wait_for_the_context),
+        "",
+        || {
+            let (mut cuda, mut other) = (Cuda::open(0).unwrap(), Cuda::open(0).unwrap());
+            let closed = other.create_stream().unwrap();
+            other.create_stream().unwrap();
+            script("notready:1000");
+            other.close_stream(closed).unwrap();
+            drop(other);
+            names();
+            cuda.sync().unwrap();
+            assert!(!waits_for_context());
+        },
+    );
 }

@@ -1,7 +1,9 @@
 //! The ends of storages whose address stays: whatever they were doing, nothing is left.
 
 use crate::support::Rig;
-use crate::{acquire, assert_all_given_back, bounds, eager, evict, fixed, rig_of, until_gone};
+use crate::{
+    acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of, until_gone,
+};
 use lightering::backend::Backend;
 use lightering::backend::sim::Config;
 use lightering::{Bytes, Options, Storage};
@@ -61,6 +63,62 @@ fn an_ended_storage_gives_its_memory_back_by_steps_alone() {
     assert_eq!(rig.engine.memory().unwrap().allocated, Bytes::ZERO);
     assert_eq!((rig.engine.stats().storages, rig.engine.stats().seam.unmaps), (0, 1));
     assert_all_given_back(rig);
+}
+
+/// A framework's bytes are fetched ahead in two turns: the lane keeps the end of the first.
+fn fetch_in_turns(rig: &mut Rig) {
+    let on = rig.streams[0].engine;
+    let range = rig.take(0, Bytes::kib(4)).unwrap();
+    rig.fill(0, range, 3);
+    let storage = rig.engine.adopt(range, "fetched").unwrap();
+    evict(rig, &storage);
+    rig.engine.flush(on).unwrap();
+    rig.sim.sync().unwrap();
+    while rig.engine.releasable(on).unwrap() != Some(storage.id()) {
+        rig.sim.sync().unwrap();
+    }
+    rig.give(0, range.at());
+    let target = rig.take(0, Bytes::kib(4)).unwrap();
+    rig.engine.prefetch(storage.id(), target, on).unwrap();
+    assert_eq!(acquire(rig, &storage), target);
+    rig.engine.release(storage, on).unwrap();
+    rig.give(0, target.at());
+    rig.engine.drain().unwrap();
+}
+
+/// Three events of a fence that nobody asks about, those of copies that nobody looks at, and one of
+/// a lane's turn left too few: a framework's bytes were never named.
+#[test]
+fn a_fence_in_front_of_unmapping_keeps_no_events_from_what_a_framework_asks_for() {
+    for copies in 1..=2 {
+        let bounds = Options { events_max: 8, ahead_trunk_bytes_max: Bytes::kib(2), ..bounds() };
+        let mut rig = rig_of(lazy(), bounds, 3);
+        let on = rig.streams[0].engine;
+        fetch_in_turns(&mut rig);
+        let (weights, _) = fixed(&mut rig, 1);
+        evict(&mut rig, &weights);
+        rig.sim.sync().unwrap();
+        rig.engine.flush(on).unwrap();
+        let mut theirs = Vec::new();
+        for _ in 0..copies {
+            let range = rig.take(0, Bytes::kib(4)).unwrap();
+            rig.fill(0, range, 2);
+            let storage = rig.engine.adopt(range, "theirs").unwrap();
+            evict(&mut rig, &storage);
+            theirs.push((storage, range));
+        }
+        rig.engine.flush(on).unwrap();
+        for (storage, range) in theirs {
+            let named = (0..20).any(|_| {
+                rig.sim.sync().unwrap();
+                rig.engine.releasable(on) == Ok(Some(storage.id()))
+            });
+            assert!(named, "{copies} copies");
+            rig.give(0, range.at());
+        }
+        drop(weights);
+        assert_all_given_back(rig);
+    }
 }
 
 #[test]

@@ -250,6 +250,9 @@ impl World {
         assert!(self.paper.pageable() <= PAGEABLE, "too much is not page-locked");
         assert_eq!(stats.reserving, Bytes::ZERO);
         assert_eq!(stats.counts.grown_after_close, 0);
+        let blocks = || self.sides.iter().flat_map(|side| &side.lent).map(|(block, _)| block);
+        assert_eq!(stats.lent, blocks().map(Block::room).sum(), "what is lent");
+        assert_eq!(stats.requested, blocks().map(Block::len).sum(), "what was asked for");
         for side in &self.sides {
             assert_eq!(side.client.events(), side.in_pool.len(), "events are lost");
             assert!(side.client.held().0 <= QUOTA);

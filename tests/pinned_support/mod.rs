@@ -21,6 +21,8 @@ pub(crate) struct Script {
     pub(crate) pageable: HashSet<u64>,
     /// Every host address and length ever registered.
     pub(crate) ever: Vec<(usize, u64)>,
+    /// Of the registrations that were ended, the host addresses, in that order.
+    pub(crate) gone: Vec<usize>,
     pub(crate) registers: usize,
     /// Refuse the register calls with these numbers (from 0).
     pub(crate) refuse: HashSet<usize>,
@@ -103,7 +105,9 @@ impl Pinner for Paper {
         if script.refuse_unregister {
             return Err(Error::new(Kind::Lost, "unregister"));
         }
-        assert!(script.live.remove(&at.0).is_some(), "unregistered twice, or never registered");
+        let ended = script.live.remove(&at.0);
+        assert!(ended.is_some(), "unregistered twice, or never registered");
+        script.gone.extend(ended.map(|(host, _)| host));
         script.pageable.remove(&at.0);
         Ok(())
     }
@@ -182,6 +186,25 @@ pub(crate) fn pool(budget: Bytes) -> (Arc<Paper>, PinnedPool) {
     let paper = Paper::new(Bytes::gib(1));
     let pool = PinnedPool::new(paper.clone(), small(budget)).unwrap();
     (paper, pool)
+}
+
+/// What the kernel says under that word of the mapping behind an address of this process; `None`
+/// where nothing is mapped.
+pub(crate) fn mapped(at: usize, word: &str) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut is_there = false;
+    for line in maps.lines() {
+        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        if let Some((from, to)) = range
+            && let Ok(from) = usize::from_str_radix(from, 16)
+            && let Ok(to) = usize::from_str_radix(to, 16)
+        {
+            is_there = from <= at && at < to;
+        } else if is_there && let Some(said) = line.strip_prefix(word) {
+            return Some(said.trim_start_matches(':').trim().to_string());
+        }
+    }
+    None
 }
 
 /// Every trunk of a block.

@@ -73,11 +73,15 @@ impl Story<'_> {
     pub(crate) fn tell(&mut self) -> Result<()> {
         let on = self.rig.streams[0].engine;
         let owned = filled(self.rig, 1);
+        let fixed = self.rig.engine.alloc_fixed(LEN, on, "stays");
+        let Some(fixed) = self.went(fixed)? else { return Ok(()) };
+        let range = self.rig.engine.range(fixed.id()).unwrap();
+        self.rig.fill(0, range, 4);
         let range = self.rig.take(0, LEN).unwrap();
         let adopted = self.rig.engine.adopt(range, "theirs").unwrap();
         self.theirs = Some(range);
         self.rig.fill(0, range, 2);
-        for id in [owned.id(), adopted.id()] {
+        for id in [owned.id(), adopted.id(), fixed.id()] {
             let evicted = self.rig.engine.evict(id, on);
             self.went(evicted)?;
         }
@@ -86,10 +90,15 @@ impl Story<'_> {
         self.pull(adopted.id())?;
         self.bring(owned.id(), 1)?;
         self.bring(adopted.id(), 2)?;
+        let stepped = self.rig.engine.step();
+        self.went(stepped)?;
+        self.bring(fixed.id(), 4)?;
         self.pack()?;
-        let released = self.rig.engine.release(owned, on);
-        self.went(released)?;
-        self.reuse();
+        for storage in [owned, fixed] {
+            let released = self.rig.engine.release(storage, on);
+            self.went(released)?;
+            self.reuse();
+        }
         let id = adopted.id();
         let released = self.rig.engine.release(adopted, on);
         match (self.went(released)?, self.theirs.take()) {

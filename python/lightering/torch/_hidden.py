@@ -60,6 +60,12 @@ class HiddenStates(Context):
     Raises:
         TypeError, ValueError: an argument that is not allowed, with its name and what is.
 
+    What moves is the storage of the first positional tensor of each checkpoint, of any shape, where
+    it is floating-point; it comes back with its size, stride and offset.
+
+    Source: torch's own ``saved_tensors_hooks`` around torch's own ``checkpoint``; copies and their
+    order are the Rust engine's, by its adapter ``saved``.
+
     Layers of transformers that are called with ``hidden_states=`` as a keyword are called with it
     as a positional argument while a context is active: hooks do not see keywords.
     """

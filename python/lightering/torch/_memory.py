@@ -5,18 +5,20 @@ What it is not: a pool. torch's caching allocator is one.
 Invariant: a prefetch never makes torch flush its cache: it is tried only where the cache, or the
 device, has room to spare.
 
-    room = reserved - allocated (torch's cache)  or  free on the device - margin
+    room = reserved - allocated (torch's cache)  or, where that is too little,
+           free on the device - margin
 
 Who may call it: _stash.py.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _MARGIN_BYTES = 256 << 20
 _READS_APART = 16
-
 
 Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 """How a tensor that is all of its storage lies in it: size, stride, type."""
@@ -55,7 +57,7 @@ class Room:
         if self.device.type != "cuda":
             return True
         if self._asked % _READS_APART == 0 or self._spare < nbytes:
-            self._read()
+            self._read(nbytes)
         self._asked += 1
         if self._spare < nbytes:
             self.refused_count += 1
@@ -63,10 +65,16 @@ class Room:
         self._spare -= nbytes
         return True
 
-    def _read(self) -> None:
-        cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(
-            self.device
+    def _read(self, nbytes: int) -> None:
+        # As it comes: making the flat form of all figures takes longer than a whole pair.
+        stats: Any = torch.cuda.memory.memory_stats_as_nested_dict(self.device)
+        reserved, allocated = (
+            stats[name]["all"]["current"] if stats else 0
+            for name in ("reserved_bytes", "allocated_bytes")
         )
-        free, _ = torch.cuda.mem_get_info(self.device)
-        self._spare = max(cached, free - _MARGIN_BYTES)
+        self._spare = reserved - allocated
+        if self._spare < nbytes:
+            # The driver is asked only where the cache does not do.
+            free, _ = torch.cuda.mem_get_info(self.device)
+            self._spare = max(self._spare, free - _MARGIN_BYTES)
         self._asked = 0

@@ -60,8 +60,8 @@ class Moved:
     def __init__(self, tensor: torch.Tensor, stash: Stash) -> None:
         self.stash = stash
         self._was_read = True
-        shared = self._shared = share(tensor)
-        self._seen = shared._version
+        self._shared = share(tensor, stash.desk.empties)
+        self._seen = stash.version
         size, stride, dtype = layout = tensor.size(), tensor.stride(), tensor.dtype
         offset = tensor.storage_offset()
         self._size, self._stride, self._dtype, self._offset = size, stride, dtype, offset

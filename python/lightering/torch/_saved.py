@@ -41,6 +41,12 @@ class SavedTensors(Context):
     Raises:
         TypeError, ValueError: an argument that is not allowed, with its name and what is.
 
+    What moves are storages, of tensors of any shape and type; each comes back with its size, stride
+    and offset, and once, however many saved tensors are of it.
+
+    Source: torch's own ``saved_tensors_hooks``; copies and their order are the Rust engine's, by
+    its adapter ``saved``.
+
     A tensor that stays is counted with its reason in ``report()``. In-place edits of a tensor
     after it was saved raise in the backward pass what autograd raises.
     """

@@ -160,6 +160,8 @@ class Desk:
         self._window = self.native.windows()[1]
         self.room = Room(self.kind, self.index)
         self.device = self.room.device
+        self.empties: dict[torch.dtype, torch.Tensor] = {}
+        """Tensors of no bytes, for version probes."""
 
     @staticmethod
     def of(engine: Engine) -> Desk:
@@ -238,6 +240,10 @@ class Desk:
                 counts.keep(stash, _reasons.AMONG_THE_LAST)
                 if left is not None:
                     self._left(*left)
+            if number in self._early:
+                # Named by a sweep before its number was known here: a stash died just then.
+                self._early.discard(number)
+                self._drop([number])
             if gone is not None or self._lingering:
                 self._drop(gone)
         finally:
@@ -436,7 +442,7 @@ class Desk:
             if number in self._retired:
                 self._retired.discard(number)
             elif storage is None and number not in self._by_number:
-                # Named while `_retire` was told its number: a stash died just then.
+                # Named while `pack` or `_retire` was told its number: a stash died just then.
                 self._early.add(number)
             elif storage is not None and len(self.streams) > 1:
                 self._lingering.append(storage)

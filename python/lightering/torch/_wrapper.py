@@ -118,7 +118,7 @@ def _mode_of(engine: Engine | None) -> _Shared:
 
 
 def report(engine: Engine | None = None) -> Report:
-    """What wrapped modules and ``checkpoint`` moved and freed in the last step.
+    """What wrapped modules and ``checkpoint`` moved and freed in the last step, in bytes.
 
     Args:
         engine: the one that they were given; None for those of the shared engines.
@@ -227,6 +227,10 @@ def offload_wrapper(module: torch.nn.Module, *, engine: Engine | None = None) ->
         TypeError: ``module`` is none, or ``engine`` is none.
         ValueError: it is wrapped in FSDP1, whose flat weights are not supported.
 
+    Source: the call is that of ``offload_wrapper`` in torch's
+    ``torch.distributed.algorithms._checkpoint.checkpoint_wrapper``; what moves is as of
+    ``HiddenStates``, with its defaults.
+
     ``checkpoint_wrapper(offload_wrapper(layer))`` is right, too. Since one cannot tell beforehand
     who will wrap it, a module that nothing checkpoints is an error when it first trains.
     """
@@ -282,6 +286,9 @@ def checkpoint(
         TypeError: ``function`` cannot be called, ``use_reentrant`` is neither True nor False, or
             ``engine`` is none.
         Exception: whatever torch's ``checkpoint`` and ``function`` raise.
+
+    Source: the call is that of ``torch.utils.checkpoint.checkpoint``, which does the work; what
+    moves is as of ``HiddenStates``, with its defaults. Inside of a compiled function it is torch's.
     """
     if not callable(function):
         raise TypeError(f"function={function!r}: something that can be called")

@@ -35,6 +35,7 @@ mod latch;
 mod launch;
 mod mapping;
 mod memory;
+pub(super) mod nvtx;
 mod order;
 mod pinned;
 mod process;

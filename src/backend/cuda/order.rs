@@ -30,7 +30,7 @@
 use super::Cuda;
 use super::code::{CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
 use super::context::{Context, Entered, lock};
-use super::sync::Known;
+use super::sync::{Known, is_running};
 use crate::backend::{Fence, Timing};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{EventId, StreamId, Table};
@@ -70,11 +70,14 @@ pub(super) struct Streams {
     table: Table<Stream>,
     /// What tells their `Cuda` from the others of its device.
     pub(super) user: usize,
+    /// A stream was closed with work still to be done.
+    pub(super) left_behind: Cell<bool>,
 }
 
 impl Streams {
     pub(super) fn new(user: usize) -> Streams {
-        Streams { table: Table::new("stream", STREAMS_MAX), user }
+        let left_behind = Cell::new(false);
+        Streams { table: Table::new("stream", STREAMS_MAX), user, left_behind }
     }
 
     fn known(&self, id: StreamId, op: &'static str) -> Result<Known> {
@@ -325,7 +328,10 @@ impl Cuda {
         let stream = self.streams.table.get(id.0, OP)?;
         let known = self.streams.name(stream);
         let is_ours = stream.origin == Origin::Created;
-        lock(&self.context.roll).strike(known, is_ours, &entered)?;
+        if is_ours && is_running(stream.raw as CUstream, &entered)? {
+            self.streams.left_behind.set(true);
+        }
+        lock(&self.context.roll).strike(known);
         if is_ours {
             let raw = stream.raw as CUstream;
             // SAFETY: ours, alive, out of the table right after. Work enqueued on it still runs.
@@ -378,17 +384,14 @@ impl Cuda {
 
     /// Destroys the streams made here, as the `Cuda` goes; work enqueued on them still runs.
     pub(super) fn end_streams(&mut self) {
+        let mut roll = lock(&self.context.roll);
+        for (_, stream) in self.streams.table.iter() {
+            roll.strike(self.streams.name(stream));
+        }
+        drop(roll);
         let Ok(entered) = self.context.enter_relaxed("drop") else { return };
         for (_, stream) in self.streams.table.iter() {
-            let is_ours = stream.origin == Origin::Created;
-            let name = self.streams.name(stream);
-            let mut roll = lock(&self.context.roll);
-            if roll.strike(name, is_ours, &entered).is_err_and(|error| error.is_lost()) {
-                return;
-            }
-            roll.forget(name);
-            drop(roll);
-            if !is_ours {
+            if stream.origin != Origin::Created {
                 continue;
             }
             let raw = stream.raw as CUstream;

@@ -4,10 +4,10 @@
 //! graph on a stream of the context, be it on another thread, that call fails and ends the capture,
 //! in whatever mode the thread is (seen on an H200, driver 580).
 //!
-//! Invariant: every stream that a `Cuda` of the device has is waited for, but those of other
-//! `Cuda`s that are being captured; no capture is ended. What was left behind on a stream of ours
-//! that was closed while it ran, and on another thread's own default stream, has no name any more:
-//! then, and only then, the whole context is waited for.
+//! Invariant: all that a `Cuda` enqueued is waited for, and what other `Cuda`s of the device have
+//! on streams that nobody captures; no capture is ended. What a `Cuda` left on a stream that it
+//! closed while it ran, or has on another thread's own default stream, cannot be named here: then,
+//! and only then, the whole context is waited for.
 //!
 //! ```text
 //!   stream a   ..work.. |event|
@@ -19,7 +19,7 @@
 
 use super::Cuda;
 use super::code::NOT_READY;
-use super::context::{Context, Entered, lock};
+use super::context::{Entered, lock};
 use super::order::is_capturing;
 use crate::error::{Error, Misuse, Result};
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUstream, CUstream_flags};
@@ -30,8 +30,6 @@ use std::thread::{self, ThreadId};
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     streams: Vec<Known>,
-    /// A stream was closed with work still to be done.
-    left_behind: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,40 +46,39 @@ impl Roll {
         self.streams.push(known);
     }
 
-    /// Takes a stream off, before it is destroyed. One that was borrowed is its owner's to wait
-    /// for from now on.
-    pub(super) fn strike(
-        &mut self,
-        known: Known,
-        is_ours: bool,
-        entered: &Entered<'_>,
-    ) -> Result<()> {
-        let raw = known.raw as CUstream;
-        // Asking a stream that is being captured would end the capture.
-        if is_ours && !is_capturing(raw, entered)? {
-            // SAFETY: alive: ours, and destroyed after this.
-            let answer = unsafe { entered.driver().cuStreamQuery(raw) };
-            if answer.code == NOT_READY {
-                self.left_behind = true;
-            } else {
-                entered.check(answer)?;
-            }
-        }
-        self.forget(known);
-        Ok(())
-    }
-
-    /// Takes a stream off that goes in any case.
-    pub(super) fn forget(&mut self, known: Known) {
+    /// Takes a stream off, before it is destroyed.
+    pub(super) fn strike(&mut self, known: Known) {
         if let Some(at) = self.streams.iter().position(|each| *each == known) {
             self.streams.swap_remove(at);
         }
     }
 
-    fn is_nameless(&self) -> bool {
+    /// Does it hold a stream of this user's that has another meaning on this thread?
+    fn is_elsewhere(&self, user: usize) -> bool {
         let here = thread::current().id();
-        self.left_behind || self.streams.iter().any(|it| it.thread.is_some_and(|it| it != here))
+        let is_elsewhere = |it: &Known| it.thread.is_some_and(|thread| thread != here);
+        self.streams.iter().any(|it| it.user == user && is_elsewhere(it))
     }
+
+    /// The streams that can be named on this thread.
+    fn named(&self) -> impl Iterator<Item = &Known> {
+        let here = thread::current().id();
+        self.streams.iter().filter(move |it| it.thread.is_none_or(|thread| thread == here))
+    }
+}
+
+/// Is there work on a stream of ours, which is about to be destroyed? One that is being captured
+/// has none to be waited for, and is not asked: that would end the capture.
+pub(super) fn is_running(stream: CUstream, entered: &Entered<'_>) -> Result<bool> {
+    if is_capturing(stream, entered)? {
+        return Ok(false);
+    }
+    // SAFETY: the caller's stream, alive.
+    let answer = unsafe { entered.driver().cuStreamQuery(stream) };
+    if answer.code == NOT_READY {
+        return Ok(true);
+    }
+    entered.check(answer).map(|()| false)
 }
 
 /// A stream behind all others, and the event that orders it so. Both go when this does.
@@ -152,33 +149,24 @@ impl Drop for Behind<'_> {
     }
 }
 
-impl Context {
-    /// The whole context. Ends a capture under way; the caller learns of it by the error.
-    fn wait_for_context(&self, entered: &Entered<'_>) -> Result<()> {
-        lock(&self.roll).left_behind = false;
-        // SAFETY: waits for all work of the current context.
-        let waited = entered.check(unsafe { entered.driver().cuCtxSynchronize() });
-        if waited.is_err() {
-            lock(&self.roll).left_behind = true;
-        }
-        waited
-    }
-}
-
 impl Cuda {
     pub(super) fn wait_for_streams(&self) -> Result<()> {
         const OP: &str = "sync";
         // Relaxed: making streams and events counts as unsafe while others capture.
         let entered = self.context.enter_relaxed(OP)?;
-        if lock(&self.context.roll).is_nameless() {
-            return self.context.wait_for_context(&entered);
+        let user = self.streams.user;
+        if self.streams.left_behind.get() || lock(&self.context.roll).is_elsewhere(user) {
+            // SAFETY: waits for all work of the current context.
+            entered.check(unsafe { entered.driver().cuCtxSynchronize() })?;
+            self.streams.left_behind.set(false);
+            return Ok(());
         }
         let behind = Behind::new(&entered)?;
         let roll = lock(&self.context.roll);
-        for known in &roll.streams {
+        for known in roll.named() {
             if !is_capturing(known.raw as CUstream, &entered)? {
                 behind.follow(known.raw)?;
-            } else if known.user == self.streams.user {
+            } else if known.user == user {
                 return Err(Error::usage(Misuse::Capturing, OP));
             }
         }

@@ -13,6 +13,7 @@
 //! The arena uses it, and whoever touches its pages.
 
 use super::super::class::{GRAIN, STEP};
+use super::system::System;
 use super::touch::Crew;
 use crate::error::{Error, Kind, Result};
 use crate::unit::Bytes;
@@ -20,6 +21,7 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Anonymous private memory, zeroed, at an address that is a multiple of 2 MiB.
@@ -29,6 +31,7 @@ pub(super) struct Mapping {
     pub(super) len: AtomicU64,
     /// Made of reserved huge pages.
     reserved: bool,
+    pub(super) system: Arc<dyn System>,
 }
 
 // SAFETY: the mapping is no thread's own; it gives out raw pointers and makes no reference.
@@ -39,36 +42,41 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     pub(super) fn new(len: usize, backed: bool, crew: &Crew) -> Result<Mapping> {
         let wants_reserved = backed && crew.reserved && len.is_multiple_of(STEP as usize);
-        let mapping = match wants_reserved.then(|| Mapping::reserved(len)).flatten() {
-            Some(mapping) => mapping,
-            None => Mapping::plain(len, backed)?,
-        };
-        // Advice only: with fork a child would copy it all.
-        mapping.advise(0, len as u64, Advice::LinuxDontFork);
-        if !crew.dumped {
-            mapping.advise(0, len as u64, Advice::LinuxDontDump);
+        if let Some(mapping) = wants_reserved.then(|| Mapping::reserved(len, crew)).flatten() {
+            return Ok(mapping);
         }
-        if let Some(node) = &crew.node {
-            mapping.prefer(node.number);
-        }
+        let mapping = Mapping::plain(len, backed, crew)?;
+        mapping.prepare(crew);
         Ok(mapping)
     }
 
+    /// Says what its pages are to be, before the first of them is taken.
+    fn prepare(&self, crew: &Crew) {
+        let len = self.len.load(Ordering::Relaxed);
+        // Advice only: with fork a child would copy it all.
+        self.advise(0, len, Advice::LinuxDontFork);
+        if !crew.dumped {
+            self.advise(0, len, Advice::LinuxDontDump);
+        }
+        if let Some(node) = &crew.node {
+            // SAFETY: the part is all of this mapping.
+            unsafe { self.system.prefer(self.base, len as usize, node.number) };
+        }
+    }
+
     /// Out of the huge pages that the machine's owner set aside.
-    fn reserved(len: usize) -> Option<Mapping> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
-        // SAFETY: no address is asked for, so no mapping of anybody is replaced.
-        let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, prot, flags) }.ok()?;
-        let base = NonNull::new(start.cast::<u8>())?;
-        let mapping = Mapping { base, len: AtomicU64::new(len as u64), reserved: true };
+    fn reserved(len: usize, crew: &Crew) -> Option<Mapping> {
+        let system = Arc::clone(&crew.system);
+        let base = system.map_reserved(len)?;
+        let mapping = Mapping { base, len: AtomicU64::new(len as u64), reserved: true, system };
+        mapping.prepare(crew);
         // A control group may forbid what the machine has: then the first touch would end the
         // process. Asked this way the kernel refuses instead, and the mapping goes again.
         mapping.populate(0, STEP).ok()?;
         Some(mapping)
     }
 
-    fn plain(len: usize, backed: bool) -> Result<Mapping> {
+    fn plain(len: usize, backed: bool, crew: &Crew) -> Result<Mapping> {
         let step = STEP as usize;
         let refused = |detail: String| {
             let error = Error::new(Kind::OutOfMemory, "map").bytes(Bytes(len as u64));
@@ -89,7 +97,8 @@ impl Mapping {
         let base = start.wrapping_add(head);
         cut(base.wrapping_add(len), step - head);
         let base = NonNull::new(base).ok_or_else(|| refused("no address".into()))?;
-        Ok(Mapping { base, len: AtomicU64::new(len as u64), reserved: false })
+        let system = Arc::clone(&crew.system);
+        Ok(Mapping { base, len: AtomicU64::new(len as u64), reserved: false, system })
     }
 
     pub(super) fn base(&self) -> *mut u8 {
@@ -128,10 +137,8 @@ impl Mapping {
 
     /// Has the kernel back a part, as writing to it would.
     pub(super) fn populate(&self, from: u64, to: u64) -> io::Result<()> {
-        let at = self.base().wrapping_add(from as usize).cast::<c_void>();
-        // SAFETY: the part is this mapping's, and its bytes are not changed.
-        unsafe { mm::madvise(at, (to - from) as usize, Advice::LinuxPopulateWrite) }?;
-        Ok(())
+        // SAFETY: the part is this mapping's.
+        unsafe { self.system.populate(self.at(from), (to - from) as usize) }
     }
 }
 

@@ -18,6 +18,7 @@ use super::super::PIECE_BYTES_MAX;
 use super::super::class::GRAIN;
 use super::super::numa::Node;
 use super::mapping::Mapping;
+use super::system::System;
 use crate::error::{Error, Kind, Result};
 use crate::unit::Bytes;
 use rustix::mm::Advice;
@@ -78,6 +79,7 @@ pub(in crate::pinned) struct Crew {
     pub(in crate::pinned) reserved: bool,
     /// Are the bytes part of a core dump?
     pub(in crate::pinned) dumped: bool,
+    pub(in crate::pinned) system: Arc<dyn System>,
 }
 
 impl Crew {

@@ -1,0 +1,33 @@
+"""A page whose first lines do not run: the fault guarded against."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_lines_of_the_readme_run_and_print_what_it_says():
+    if not README.exists():
+        pytest.skip("not run: README.md is not here, only the wheel")
+    pytest.importorskip("transformers", reason="not run: transformers is not installed")
+    text = README.read_text()
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert program.count("HiddenStates(") == 1
+    # On the simulated device, which the page shows the output of.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", program],
+                          capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    (said,) = re.findall(r"^offered .*$", done.stdout, re.MULTILINE)
+    (promised,) = re.findall(r"^offered .*$", text, re.MULTILINE)
+    shown, found = (re.sub(r"; stalls \d+; pinned .*", "", line) for line in (promised, said))
+    # What was released when the report was made depends on copies that are under way.
+    pattern = re.sub(r"\\\(released.*?\\\)", r"\\(.*\\)", re.escape(shown))
+    assert re.fullmatch(pattern, found), f"{found!r} is not {shown!r}"
