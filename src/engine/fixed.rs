@@ -192,18 +192,24 @@ impl Engine {
         there
     }
 
-    /// Are there bytes that will be unmapped as soon as all that uses them is done?
-    fn is_fixed_pending(&self) -> bool {
-        self.slots.iter().any(|(key, slot)| {
-            let is_latest = || self.ledgers[slot.home].latest == Some(StorageId(key));
-            let is_to_go = match slot.residency() {
-                _ if slot.is_dropped => true,
-                Residency::Evicting => !is_latest(),
-                Residency::Evicted(_) => true,
-                _ => false,
-            };
-            slot.is_mapped() && is_to_go
-        })
+    /// Are there bytes that will be unmapped as soon as all that uses them is done? Not those that
+    /// are listed behind a storage which another one has to follow first.
+    fn is_fixed_pending(&mut self) -> bool {
+        let Engine { ledgers, lingering, slots, .. } = self;
+        let lingers = |id: &StorageId| {
+            let slot = slots.find(id.0).filter(|slot| slot.is_mapped() && !slot.is_dropped);
+            slot.is_some_and(|slot| slot.residency() == Residency::Evicted(Tier::Host))
+        };
+        let may_go = |(on, ledger): (usize, &mut Ledger)| {
+            let latest = ledger.latest;
+            let mut places = ledger.queue(Owner::Fixed).places.iter();
+            let oldest = places.find_map(|(id, ticket)| {
+                let slot = slots.find(id.0)?;
+                (slot.ticket == *ticket && slot.home == on).then_some((*id, slot.is_dropped))
+            });
+            oldest.is_some_and(|(id, is_dropped)| is_dropped || latest != Some(id))
+        };
+        lingering.iter().any(lingers) || ledgers.iter_mut().enumerate().any(may_go)
     }
 
     /// Does somebody capture one of the streams now? Then no moment on it can be marked.
