@@ -31,7 +31,8 @@ use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
 pub enum Evict {
     /// The copy-out is enqueued.
     Moving(Transfer),
-    /// The host copy was current: nothing has to be copied.
+    /// The host copy is current, as far as the engine was told: nothing has to be copied. Bytes
+    /// written since they came back without [`Engine::note`] of that write are **not** kept.
     Clean,
     /// The storage stays on the device.
     Kept(Kept),
@@ -73,6 +74,10 @@ impl Engine {
     /// Sends a resident storage's bytes to the host. `compute` is the stream on which its producer
     /// was enqueued, as it is current now. Returns at once; the bytes stay readable on the device
     /// until they are released.
+    ///
+    /// A storage that came back is copied out again only if a write of it was noted: who acquires
+    /// is taken for a reader. So before work that *writes* acquired bytes is enqueued, say so by
+    /// [`Engine::note`] with [`Use::write`]; else the host copy from before is what comes home.
     ///
     /// # Errors
     /// `Usage(State)` where it is not resident; `Corrupt` where it is lost; `Usage` for handles,

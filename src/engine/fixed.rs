@@ -48,7 +48,8 @@ impl Engine {
     /// is one that [`Engine::adopt_stream`] named; what is evicted while one is captured stays
     /// mapped until the capture is over.
     /// Nothing may use the address while the storage is evicted: a device fault is the answer, and
-    /// the end of the context.
+    /// the end of the context. Work that writes the bytes, an optimizer's step for one, is told to
+    /// [`Engine::note`]; else the next eviction keeps what was there before.
     ///
     /// A reader of an evicted one may have to wait, on the host, for memory that others are about
     /// to give back: no longer than [`Options::memory_wait_max`](super::Options::memory_wait_max),
@@ -198,18 +199,24 @@ impl Engine {
         there
     }
 
-    /// Are there bytes that will be unmapped as soon as all that uses them is done?
-    fn is_fixed_pending(&self) -> bool {
-        self.slots.iter().any(|(key, slot)| {
-            let is_latest = || self.ledgers[slot.home].latest == Some(StorageId(key));
-            let is_to_go = match slot.residency() {
-                _ if slot.is_dropped => true,
-                Residency::Evicting => !is_latest(),
-                Residency::Evicted(_) => true,
-                _ => false,
-            };
-            slot.is_mapped() && is_to_go
-        })
+    /// Are there bytes that will be unmapped as soon as all that uses them is done? Not those that
+    /// are listed behind a storage which another one has to follow first.
+    fn is_fixed_pending(&mut self) -> bool {
+        let Engine { ledgers, lingering, slots, .. } = self;
+        let lingers = |id: &StorageId| {
+            let slot = slots.find(id.0).filter(|slot| slot.is_mapped() && !slot.is_dropped);
+            slot.is_some_and(|slot| slot.residency() == Residency::Evicted(Tier::Host))
+        };
+        let may_go = |(on, ledger): (usize, &mut Ledger)| {
+            let latest = ledger.latest;
+            let mut places = ledger.queue(Owner::Fixed).places.iter();
+            let oldest = places.find_map(|(id, ticket)| {
+                let slot = slots.find(id.0)?;
+                (slot.ticket == *ticket && slot.home == on).then_some((*id, slot.is_dropped))
+            });
+            oldest.is_some_and(|(id, is_dropped)| is_dropped || latest != Some(id))
+        };
+        lingering.iter().any(lingers) || ledgers.iter_mut().enumerate().any(may_go)
     }
 
     /// Does somebody capture one of the streams now? Then no moment on it can be marked.
