@@ -36,8 +36,8 @@ impl Engine {
     /// A storage's bytes for a reader that will be enqueued on `compute` next. Bytes that are still
     /// on the device are used as they are, and their eviction is taken back; bytes fetched ahead
     /// are waited for on the device; those the engine owns are fetched now. Every stream that reads
-    /// must acquire for itself. Who will *write* the bytes says so by [`Engine::note`] besides, or a
-    /// later [`Engine::evict`] takes the host copy to be as good and the write is lost.
+    /// must acquire for itself. Who will *write* the bytes says so by [`Engine::note`] besides, or
+    /// a later [`Engine::evict`] takes the host copy to be as good and the write is lost.
     ///
     /// Storages of [`Engine::alloc`] that were evicted in a known order are fetched ahead from here
     /// as well, within the bounds of [`Options`](super::Options).
