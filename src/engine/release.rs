@@ -300,7 +300,7 @@ impl Engine {
                 return self.bury(id, home);
             }
             self.homeless.push(id);
-            return Ok(());
+            return self.give_up_block(id);
         }
         // What could not be ended is buried; this verb was about something else.
         let ended = self.end(id, home);
@@ -314,7 +314,16 @@ impl Engine {
             slot.home = on;
         }
         slot.ticket = self.ledgers[slot.home].list(id, slot.owner);
-        Ok(())
+        self.give_up_block(id)
+    }
+
+    /// The block of a storage that ended goes back at once, busy while a copy uses it: whoever
+    /// takes it next waits for that on the device, and need not wait for the device bytes to go.
+    fn give_up_block(&mut self, id: StorageId) -> Result<()> {
+        let slot = self.slots.get_mut(id.0, "release")?;
+        let Some(block) = slot.block.take() else { return Ok(()) };
+        let last_use = slot.last_use();
+        self.give_back(block, last_use)
     }
 
     /// Ends a storage in the order of stream `on`.

@@ -1,12 +1,12 @@
 //! The ends of storages whose address stays: whatever they were doing, nothing is left.
 
-use crate::support::Rig;
+use crate::support::{Rig, small_pool};
 use crate::{
-    acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of, until_gone,
+    LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of, until_gone,
 };
 use lightering::backend::Backend;
 use lightering::backend::sim::Config;
-use lightering::{Bytes, Options, Storage};
+use lightering::{Bytes, Evict, Options, PoolOptions, Storage};
 
 #[test]
 fn an_end_in_any_state_gives_everything_back() {
@@ -157,5 +157,34 @@ fn an_engine_dropped_while_bytes_are_mapped_gives_them_back() {
         let memory = sim.memory().unwrap();
         assert_eq!(memory.free, memory.total);
         assert_eq!(pool.stats().lent, Bytes::ZERO);
+    }
+}
+
+#[test]
+fn the_block_of_what_ended_is_lent_again_while_its_device_bytes_are_still_to_go() {
+    // Found by twin programs on an H200: a copy-out that was still running kept the only block.
+    let room = LEN.0.next_multiple_of(4096);
+    for is_fixed in [true, false] {
+        let pool = PoolOptions { arena_bytes: Bytes(room), ..small_pool(Bytes(room)) };
+        let mut rig = Rig::new(lazy(), pool, bounds(), 1);
+        let on = rig.streams[0].engine;
+        let first = match is_fixed {
+            true => fixed(&mut rig, 1).0,
+            false => {
+                let range = rig.take(0, LEN).unwrap();
+                rig.fill(0, range, 1);
+                rig.engine.adopt(range, "theirs").unwrap()
+            }
+        };
+        evict(&mut rig, &first);
+        drop(first);
+        let (next, _) = fixed(&mut rig, 2);
+        let became = rig.engine.evict(next.id(), on).unwrap();
+        assert!(matches!(became, Evict::Moving(_)), "{became:?}, fixed: {is_fixed}");
+        until_gone(&mut rig, &next);
+        rig.engine.drain().unwrap();
+        let back = acquire(&mut rig, &next);
+        rig.check(0, back, 2, String::from("the next one"));
+        rig.assert_right();
     }
 }
