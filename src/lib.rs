@@ -8,7 +8,7 @@
 //!   8  engine                                              one owner: admit, step, drain
 //!   7  policy      prefetch                                what leaves; what comes back, when
 //!   6  storage                                             resize-to-zero / refill: the states
-//!   5  checksum    (pack, disk: later stages)              sums; small tensors; the spill file
+//!   5  checksum    pack        (disk: a later stage)      sums; small tensors; the spill file
 //!   4  copy                                                bytes in motion: the lanes
 //!   3  pinned      handles                                 room: arenas, classes, blocks; mapped
 //!                                                          device memory

@@ -96,7 +96,9 @@ fn run(
         true => Box::new(Touched),
         false => Box::new(Cuda::open(about.device.0).map_err(failed)?),
     };
-    writeln!(err, "device: {}", about.name).map_err(lost)?;
+    let times =
+        if about.simulated { "; what follows says nothing about a real driver" } else { "" };
+    writeln!(err, "device: {}{times}", about.name).map_err(lost)?;
     let bench = Bench::new(&*opened.backend, &*host);
     let mut say = |figure: Figure| {
         let text = match wish.json {
