@@ -8,6 +8,7 @@
 
 mod apart;
 mod basics;
+mod control;
 mod cost;
 #[allow(dead_code, reason = "the helpers serve several test files; each uses its part")]
 mod device;
