@@ -124,7 +124,9 @@ fn a_program_is_told_the_same_on_both_devices_and_loses_no_byte_on_either() {
 fn a_framework_that_keeps_no_order_of_its_own_is_caught() {
     let (mut hazards, mut wrong) = (0, 0);
     for seed in 0..60 {
-        let program = Program::new(seed);
+        let mut program = Program::new(seed);
+        // It might find the wrong bytes first, and refuse them in the middle of the program.
+        program.options.verify = false;
         let report = run(&mut adversary(seed), &program, true);
         hazards += usize::from(report.hazards > 0);
         wrong += usize::from(!report.wrong.is_empty());
