@@ -81,6 +81,11 @@ impl Machine {
         let mut machine = Machine::default();
         (machine.root, machine.huge) = (std::env::temp_dir().join(name), 64);
         change(&mut machine);
+        machine
+    }
+
+    /// Its files, until [`reserve`] is over: a thread on its way out may keep the machine longer.
+    fn write_files(&self) {
         let last = *here().last().unwrap();
         for (path, text) in [
             ("sys/devices/system/node/online", "0-1\n"),
@@ -88,11 +93,10 @@ impl Machine {
             ("sys/devices/system/node/node1/cpulist", &format!("{last},100001\n")),
             ("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "64\n"),
         ] {
-            let path = machine.root.join(path);
+            let path = self.root.join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        machine
     }
 
     fn log(&self) -> Vec<Asked> {
@@ -105,12 +109,6 @@ impl Machine {
             _ => None,
         };
         self.log().into_iter().filter_map(populate).collect()
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 
@@ -206,6 +204,7 @@ fn pool(machine: &Arc<Machine>) -> PinnedPool {
 
 /// Reserves 16 MiB of a pool there, in either way, and looks at it; all of it goes again.
 fn reserve(machine: &Arc<Machine>, in_background: bool) -> Result<Stats> {
+    machine.write_files();
     let pool = pool(machine);
     let reserved = match in_background {
         true => pool.reserve_in_background(Bytes::mib(16)).and_then(|job| job.wait()),
@@ -218,6 +217,7 @@ fn reserve(machine: &Arc<Machine>, in_background: bool) -> Result<Stats> {
     while !machine.registered.lock().unwrap().is_empty() {
         std::thread::yield_now();
     }
+    fs::remove_dir_all(&machine.root).unwrap();
     reserved.map(|_| stats)
 }
 
