@@ -237,6 +237,7 @@ def test_required_figures_are_ones_that_the_judgement_can_give():
     names = {each["name"] for each in json.loads(asked.read_text())["figures"]}
     source = (BENCHES / "judge.py").read_text()
     for name in names:
-        if name.startswith("torch."):
+        # PyTorch's pool of pinned memory is a part of tools/measure.sh, not of these benches.
+        if name.startswith("torch.") and not name.startswith("torch.pinned."):
             kind, figure = name.removeprefix("torch.").rsplit(".", 1)
             assert kind in source and (figure in source or kind == "lengths"), name
