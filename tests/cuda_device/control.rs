@@ -50,25 +50,25 @@ fn free_after_copy(behind: Behind) {
 }
 
 #[test]
-#[ignore = "for NVIDIA's memcheck, which says something of it"]
+#[ignore = "needs a CUDA device, and NVIDIA's memcheck around it"]
 fn a_free_behind_a_wait() {
     free_after_copy(Behind::Wait);
 }
 
 #[test]
-#[ignore = "for NVIDIA's memcheck, which says something of it"]
+#[ignore = "needs a CUDA device, and NVIDIA's memcheck around it"]
 fn a_free_behind_an_answer() {
     free_after_copy(Behind::Answer);
 }
 
 #[test]
-#[ignore = "for NVIDIA's memcheck, which says something of it"]
+#[ignore = "needs a CUDA device, and NVIDIA's memcheck around it"]
 fn a_free_behind_an_answer_among_other_events() {
     free_after_copy(Behind::AnswerAmongOthers);
 }
 
 #[test]
-#[ignore = "for NVIDIA's memcheck, which says something of it"]
+#[ignore = "needs a CUDA device, and NVIDIA's memcheck around it"]
 fn a_free_behind_nothing() {
     free_after_copy(Behind::Nothing);
 }

@@ -118,3 +118,19 @@ fn what_somebody_left_running_at_its_end_makes_nobody_else_wait_for_the_context(
         },
     );
 }
+
+#[test]
+fn a_loss_met_while_a_wait_tidies_up_is_its_last_call() {
+    story(name_of!(a_loss_met_while_a_wait_tidies_up_is_its_last_call), "", || {
+        let mut cuda = Cuda::open(0).unwrap();
+        script("fail:cuEventDestroy_v2:1:700");
+        names();
+        assert!(cuda.sync().unwrap_err().is_lost());
+        let all = names();
+        let at = all.iter().position(|name| name == "cuEventDestroy_v2").unwrap();
+        let later = |name: &String| {
+            !["cuThreadExchangeStreamCaptureMode", "cuCtxSetCurrent"].contains(&name.as_str())
+        };
+        assert!(!all[at + 1..].iter().any(later), "{all:?}");
+    });
+}

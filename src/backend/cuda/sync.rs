@@ -113,12 +113,11 @@ impl<'a> Behind<'a> {
         // SAFETY: alive and ours.
         self.entered.check(unsafe { self.entered.driver().cuStreamSynchronize(self.stream) })
     }
-}
 
-impl Behind<'_> {
-    /// Gives both back, as the drop does, and says what the driver said.
+    /// Gives both back and says what the driver said; what is left after a refusal the drop ends.
     fn close(mut self) -> Result<()> {
-        self.end_event().and(self.end_stream())
+        self.end_event()?;
+        self.end_stream()
     }
 
     fn end_event(&mut self) -> Result<()> {
@@ -141,10 +140,14 @@ impl Behind<'_> {
 }
 
 impl Drop for Behind<'_> {
+    /// Only where something failed before: that is what the caller is told. After a loss nothing is
+    /// called any more, be the loss met here.
     fn drop(&mut self) {
-        // Only where something failed before: that is what the caller is told.
         if !self.entered.is_lost() {
-            self.end_event().and(self.end_stream()).ok();
+            self.end_event().ok();
+        }
+        if !self.entered.is_lost() {
+            self.end_stream().ok();
         }
     }
 }
