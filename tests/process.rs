@@ -219,3 +219,34 @@ fn h41_h42_a_forked_child_is_refused_and_its_drops_do_nothing() {
         rig.assert_nothing_left();
     }
 }
+
+#[test]
+fn a_child_made_behind_the_c_librarys_back_is_refused_as_well() {
+    const NAME: &str = "a_child_made_behind_the_c_librarys_back_is_refused_as_well";
+    if story().is_none() {
+        // In a process that runs nothing else, so that no lock of another thread is copied.
+        let output = child(NAME, 1);
+        let said = String::from_utf8_lossy(&output.stderr);
+        return assert!(output.status.success(), "{} {said}", output.status);
+    }
+    let (rig, storages) = at_work(2);
+    let (mut rig, on) = (rig, storages[0].id());
+    let flags = libc::c_long::from(libc::SIGCHLD);
+    // SAFETY: the memory is copied, as by a fork; no hook of the C library's runs in the child,
+    // which asks one verb and ends without a return.
+    let made = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+    assert!(made >= 0, "{}", io::Error::last_os_error());
+    if made == 0 {
+        let stream = rig.streams[0].engine;
+        let refused = rig.engine.acquire(on, stream).err().and_then(|error| error.misuse());
+        let code = if refused == Some(Misuse::Forked) { 0 } else { 7 };
+        // SAFETY: ends the child, and runs nothing of the parent's.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: the child is this process's own, and the status is this frame's.
+    let waited = unsafe { libc::waitpid(made as libc::pid_t, &raw mut status, 0) };
+    assert_eq!((i64::from(waited), status), (made, 0), "7 << 8: the child was let in");
+    drop(storages);
+    rig.assert_nothing_left();
+}

@@ -49,6 +49,7 @@ mod model;
 mod orders;
 mod pct;
 mod pin;
+mod process;
 mod queue;
 mod room;
 mod schedule;

@@ -18,10 +18,9 @@ use super::model::Model;
 use super::queue::{Mark, Op};
 use super::schedule::Call;
 use super::timing::Timeline;
-use super::{Clock, Config};
+use super::{Clock, Config, process};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::StreamId;
-use rustix::process::{Pid, getpid};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -41,7 +40,7 @@ pub(super) struct State {
     pub(super) removals_refused: u64,
     time: Time,
     /// The process that it lives in.
-    pid: Pid,
+    pid: i32,
 }
 
 impl State {
@@ -60,13 +59,13 @@ impl State {
             faults: Faults::new(config.faults),
             removals_refused: 0,
             time,
-            pid: getpid(),
+            pid: process::id(),
         }
     }
 
     /// Is this a child's copy? Then pinned memory is not mapped here, and nothing may run.
     pub(super) fn is_forked(&self) -> bool {
-        self.pid != getpid()
+        self.pid != process::id()
     }
 
     /// Lets a verb in, unless its device is lost or to be lost now, or is a parent process'.
