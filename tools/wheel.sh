@@ -14,6 +14,6 @@ if ! "$python" -c 'import maturin' 2> /dev/null; then
     [ -x "$python" ] || python3 -m venv target/maturin
     "$python" -c 'import maturin' 2> /dev/null || "$python" -m pip install --quiet 'maturin>=1.9,<2'
 fi
-"$python" -m maturin build --quiet --release --locked --strip --interpreter python3 \
+"$python" -m maturin build --quiet --profile wheel --locked --strip --interpreter python3 \
     --manifest-path python/Cargo.toml --out "$folder"
 ls -l "$folder"/*.whl
