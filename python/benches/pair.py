@@ -11,7 +11,7 @@ Invariant: the last line is one of JSON; ``pair_us`` is measured, and its parts 
     torch    hooks that do nothing but the version probe, the metadata and making a tensor anew
     engine   the verbs of a pair alone, on the same bytes, less the door
     door     from Python to the engine and back: the interpreter's lock, two locks, no verb
-    python   the rest
+    python   the rest: the hooks' rules and books, the interpreter, room from torch's allocator
 
 Over the simulated device "engine" has the cost of simulating, and the copies are the host's own.
 """

@@ -26,6 +26,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ._native import is_weight as is_weight
 from ._ownership import identity
 from ._subclass import flatten, is_plain
 
@@ -173,18 +174,3 @@ def gathered(module: Any) -> Iterator[torch.Tensor]:
             whole = getattr(weight, "_unsharded_param", None)
             if whole is not None:
                 yield whole
-
-
-def is_weight(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is, or views, a parameter or one that gradients are accumulated into.
-
-    Needs no root module, and so knows weights inside of compiled functions too. Views that FSDP
-    makes of what it gathered are no views to autograd; ``ResidentStorages`` knows those.
-    """
-    base = tensor._base if tensor._is_view() else tensor
-    if base is None:
-        return False
-    if base.requires_grad and base.is_leaf:
-        return True
-    # Asking whether a plain tensor is a parameter calls Python, and it never is one.
-    return type(base) is not torch.Tensor and isinstance(base, torch.nn.Parameter)

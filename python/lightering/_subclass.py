@@ -20,9 +20,7 @@ from typing import Any, cast
 
 import torch
 
-# Looked up once: they are asked for each saved tensor.
-_Tensor, _strided = torch.Tensor, torch.strided
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+from ._native import is_plain as is_plain
 
 # These have no bytes.
 _UNFIT = ("FakeTensor", "FunctionalTensor")
@@ -50,18 +48,6 @@ class Flattened:
     def detach(self) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
         """``rebuild`` alone, which a caller keeps instead of the leaves."""
         return self._build
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor itself holds its bytes: dense, strided, no subclass, no transform's."""
-    if type(tensor) is not _Tensor and type(tensor) is not torch.nn.Parameter:
-        return False
-    return (
-        tensor.layout is _strided
-        and not tensor.is_quantized
-        # Inside vmap and grad a tensor is a wrapper without a storage.
-        and not _is_wrapped(tensor)
-    )
 
 
 def flatten(tensor: torch.Tensor) -> Flattened | None:

@@ -74,6 +74,16 @@ impl Body {
         outcome.unwrap_or_else(|_| panicked()).map_err(raised)
     }
 
+    /// Are its bytes those of CPU tensors?
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// Of a CUDA device its number.
+    pub(crate) fn index(&self) -> Option<u32> {
+        self.device.strip_prefix("cuda:").and_then(|index| index.parse().ok())
+    }
+
     fn check_process(&self, op: &'static str) -> Result<()> {
         if self.is_here() { Ok(()) } else { Err(Error::usage(Misuse::Forked, op)) }
     }
@@ -232,7 +242,7 @@ impl Engine {
     /// Are its bytes those of CPU tensors?
     #[getter]
     fn is_simulated(&self) -> bool {
-        self.body.host.is_some()
+        self.body.is_simulated()
     }
 
     /// Page-locks what is missing for `bytes` to be free; in the background it returns at once.
@@ -278,7 +288,7 @@ impl Engine {
     }
 
     /// Both windows, in bytes: not yet released, fetched ahead.
-    fn windows(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+    pub(crate) fn windows(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.body.call(py, "windows", |at| {
             let options = at.engine.options();
             Ok((options.unreleased_bytes_max.0, options.prefetch_bytes_max.0))
@@ -286,13 +296,13 @@ impl Engine {
     }
 
     /// Storages whose device bytes may be dropped now.
-    fn sweep(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
+    pub(crate) fn sweep(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
         self.body.call(py, "sweep", |at| at.sweep())
     }
 
     /// Takes device bytes of which the caller has the only reference left. A sweep names them once
     /// every stream is past what it was asked to do until now. Returns their number.
-    fn retire(&self, py: Python<'_>, address: u64, bytes: u64) -> PyResult<u64> {
+    pub(crate) fn retire(&self, py: Python<'_>, address: u64, bytes: u64) -> PyResult<u64> {
         self.body.call(py, "retire", |at| {
             let range = range(address, bytes)?;
             at.enter(range)?;
@@ -303,7 +313,7 @@ impl Engine {
     }
 
     /// The streams named so far wait for every copy out; then as `sweep`.
-    fn flush(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
+    pub(crate) fn flush(&self, py: Python<'_>) -> PyResult<Option<Vec<u64>>> {
         self.body.call(py, "flush", |at| {
             at.engine.step()?;
             for index in 0..at.desk.streams.len() {
@@ -331,7 +341,7 @@ impl Engine {
     }
 
     /// Learns what is done, without waiting.
-    fn step(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn step(&self, py: Python<'_>) -> PyResult<()> {
         self.body.call(py, "step", |at| at.engine.step())
     }
 

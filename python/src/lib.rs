@@ -1,7 +1,8 @@
 //! The engine's door for Python: module `lightering._native`.
 //!
-//! What it is not: it holds no copy, stream or event logic, and knows no framework. Addresses,
-//! lengths and raw streams come in as numbers; the package's Python part knows tensors.
+//! What it is not: it holds no copy, stream or event logic. Addresses, lengths and raw streams come
+//! in as numbers. Its hooks know of torch what they ask a saved tensor for, by name; nothing of
+//! torch is linked. What is asked once a step, and the words, are Python's.
 //!
 //! Invariant: the interpreter's lock is let go before the engine's is taken, and nothing under the
 //! engine's lock calls Python. No panic crosses into Python: it arrives as an exception.
@@ -9,18 +10,28 @@
 //! ```text
 //!   Engine --open--> backend, pool of the process     Saved.pack(address, bytes, stream) -> Lease
 //!   errors: one exception for each kind               host: CPU memory as simulated device memory
+//!   Hooks._pack(tensor) -> Moved (pack.rs, moved.rs)  unpack(Moved) -> tensor (fetch.rs)
+//!      `--> Stash, one for each storage (stash.rs) --> Books of one engine (books.rs)
 //! ```
 //!
 //! Python imports it.
 
+mod books;
+mod counts;
 mod engine;
 mod errors;
+mod fetch;
 mod host;
+mod moved;
+mod pack;
 mod pool;
 mod process;
+mod room;
 mod saved;
 mod size;
+mod stash;
 mod stats;
+mod torch;
 
 use lightering::backend::Spec;
 use lightering::policy::Kept;
@@ -35,6 +46,15 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<saved::Saved>()?;
     module.add_class::<saved::Lease>()?;
+    module.add_class::<books::Books>()?;
+    module.add_class::<counts::Counts>()?;
+    module.add_class::<moved::Moved>()?;
+    module.add_class::<pack::Hooks>()?;
+    module.add_class::<room::Room>()?;
+    module.add_class::<stash::Shown>()?;
+    module.add_function(wrap_pyfunction!(moved::unpack, module)?)?;
+    module.add_function(wrap_pyfunction!(torch::is_plain, module)?)?;
+    module.add_function(wrap_pyfunction!(torch::is_weight, module)?)?;
     module.add_function(wrap_pyfunction!(bytes_of, module)?)?;
     module.add_function(wrap_pyfunction!(device, module)?)?;
     process::watch_forks(module)?;

@@ -1,7 +1,7 @@
 //! One context's saved storages, and the leases on them.
 //!
-//! What it is not: it keeps no tensor. Python keeps a reference to each storage's bytes until it is
-//! told that nothing uses them.
+//! What it is not: it keeps no tensor. The books keep a reference to each storage's bytes until
+//! they are told that nothing uses them.
 //!
 //! Invariant: a lease that is dropped, on any thread and in any state, gives its storage up; its
 //! device bytes are named by a later sweep.
@@ -12,7 +12,7 @@
 //!     `-> wanted: number, bytes -> prefetch(lease, address, stream) -> wanted
 //! ```
 //!
-//! Python's part of the package uses it.
+//! The hooks use it, and Python's part of the package.
 
 use crate::engine::{At, Body, Engine, number, range};
 use lightering::adapter::saved;
@@ -29,12 +29,19 @@ const CLEAN: &str = "clean";
 #[pyclass(frozen, module = "lightering._native")]
 #[derive(Debug)]
 pub(crate) struct Lease {
-    storage: Storage,
+    storage: Arc<Storage>,
+    /// What packed it.
+    pub(crate) saved: Py<Saved>,
 }
 
 impl Lease {
     fn id(&self) -> StorageId {
         self.storage.id()
+    }
+
+    /// A second hold on the storage.
+    pub(crate) fn share(&self, py: Python<'_>) -> Lease {
+        Lease { storage: self.storage.clone(), saved: self.saved.clone_ref(py) }
     }
 }
 
@@ -53,13 +60,13 @@ impl Saved {
 }
 
 /// A lease and its number, which storage left and how, what may be dropped.
-type Packed = (Lease, u64, Option<(u64, &'static str)>, Gone);
+pub(crate) type Packed = (Lease, u64, Option<(u64, &'static str)>, Gone);
 
 /// Storages whose device bytes may be dropped; `None` for none, as mostly.
-type Gone = Option<Vec<u64>>;
+pub(crate) type Gone = Option<Vec<u64>>;
 
 /// The storage that should be fetched next, and its bytes.
-type Wanted = Option<(u64, u64)>;
+pub(crate) type Wanted = Option<(u64, u64)>;
 
 #[pymethods]
 impl Saved {
@@ -76,20 +83,19 @@ impl Saved {
     }
 
     /// Takes a storage of `bytes` at `address`, whose producer was enqueued on `stream`.
-    fn pack(
-        &self,
-        py: Python<'_>,
+    pub(crate) fn pack(
+        slf: &Bound<'_, Saved>,
         address: u64,
         bytes: u64,
         stream: usize,
         name: &str,
     ) -> PyResult<Packed> {
-        let name = Name::new(name);
-        self.body.call(py, "pack", |at| {
+        let (py, this, name) = (slf.py(), slf.get(), Name::new(name));
+        let (storage, number, left, gone) = this.body.call(py, "pack", |at| {
             let compute = at.stream(stream)?;
             let range = range(address, bytes)?;
             at.enter(range)?;
-            let packed = self.lock().pack(at.engine, range, name, compute);
+            let packed = this.lock().pack(at.engine, range, name, compute);
             let (storage, left) = match packed {
                 Ok(packed) => packed,
                 Err(error) => {
@@ -106,13 +112,15 @@ impl Saved {
                 Err(_) => Some((number, "refused")),
             };
             let gone = at.sweep_besides()?;
-            Ok((Lease { storage }, number, left, gone))
-        })
+            Ok((storage, number, left, gone))
+        })?;
+        let lease = Lease { storage: Arc::new(storage), saved: slf.clone().unbind() };
+        Ok((lease, number, left, gone))
     }
 
     /// Are the bytes there for a reader on `stream`? What may be dropped; and, where they are, what
     /// should be fetched next.
-    fn unpack(
+    pub(crate) fn unpack(
         &self,
         py: Python<'_>,
         lease: &Lease,
@@ -130,7 +138,7 @@ impl Saved {
 
     /// Brings the bytes to `address`, where room was taken in the order of `stream`. Returns what
     /// should be fetched next.
-    fn refill(
+    pub(crate) fn refill(
         &self,
         py: Python<'_>,
         lease: &Lease,
@@ -148,7 +156,7 @@ impl Saved {
 
     /// Fetches it to `address`, where room was taken in the order of `stream`. Says whether it did,
     /// and what should be fetched next; where not, nothing is lost: its reader will ask.
-    fn prefetch(
+    pub(crate) fn prefetch(
         &self,
         py: Python<'_>,
         lease: &Lease,
@@ -169,7 +177,7 @@ impl Saved {
 
     /// Gives a storage that was fetched ahead up again. Its room may be dropped in the order of
     /// `stream` when this returns.
-    fn cancel(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<()> {
+    pub(crate) fn cancel(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<()> {
         self.body.call(py, "cancel", |at| {
             let compute = at.stream(stream)?;
             at.engine.cancel(lease.id(), compute)?;
@@ -178,7 +186,12 @@ impl Saved {
     }
 
     /// The readers of a storage were enqueued on `stream`, and others may come: it leaves again.
-    fn rest(&self, py: Python<'_>, lease: &Lease, stream: usize) -> PyResult<Option<&'static str>> {
+    pub(crate) fn rest(
+        &self,
+        py: Python<'_>,
+        lease: &Lease,
+        stream: usize,
+    ) -> PyResult<Option<&'static str>> {
         self.body.call(py, "rest", |at| {
             let compute = at.stream(stream)?;
             let rested = self.lock().rest(at.engine, lease.id(), compute)?;
@@ -187,7 +200,7 @@ impl Saved {
     }
 
     /// Where a storage's bytes are: one word.
-    fn residency(&self, py: Python<'_>, lease: &Lease) -> PyResult<String> {
+    pub(crate) fn residency(&self, py: Python<'_>, lease: &Lease) -> PyResult<String> {
         let of = |at: &mut At<'_>| at.engine.residency(lease.id());
         let residency = self.body.call(py, "residency", of)?;
         Ok(format!("{residency:?}").to_lowercase())

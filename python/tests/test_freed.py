@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightering._ownership import identity
 from rig import rig  # noqa: F401
-from saving import leaf, save
+from saving import leaf, save, watch
 
 SIZES = {"layers": 6, "hidden": 64, "feed_forward": 256}
 
@@ -19,13 +19,11 @@ SIZES = {"layers": 6, "hidden": 64, "feed_forward": 256}
 def watched(context):
     """Weak references to the storages that a context takes, with their bytes."""
     found = {}
-    take = context._take
 
-    def taking(tensor, storage):
-        found[identity(tensor)] = storage.nbytes()
-        return take(tensor, storage)
+    def note(tensor):
+        found[identity(tensor)] = tensor.untyped_storage().nbytes()
 
-    context._take = taking
+    watch(context, note)
     return found
 
 

@@ -15,6 +15,7 @@ from lightering._fsdp import gathered, is_fsdp
 from lightering._ownership import identity
 from lightering.torch import HiddenStates, SavedTensors, offload_wrapper
 from ranks import run_ranks
+from saving import watch
 
 
 @functools.cache
@@ -81,9 +82,7 @@ def moved_and_gathered(rank, world):
                 identity(one) for one in gathered(each) if one.untyped_storage().nbytes()))
     for step in range(3):
         context = SavedTensors(min_bytes=16, engine=engine())
-        take = context._take
-        context._take = lambda tensor, storage, take=take: (
-            taken.append(identity(tensor)) or take(tensor, storage))
+        watch(context, lambda tensor: taken.append(identity(tensor)))
         with context:
             sharded.loss_of(model, step).backward()
     return len(taken), len(weights), len(weights.intersection(taken))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightering.torch import SavedTensors
 from rig import rig  # noqa: F401
-from saving import leaf, save
+from saving import leaf, save, watch
 
 VIEWS = {
     "transposed square": lambda: torch.randn(16, 16).t(),
@@ -112,11 +112,9 @@ def test_parameters_and_buffers_never_move(rig):  # noqa: F811
     model[2].requires_grad_(False)
     addresses = {each.untyped_storage().data_ptr() for each in
                  [*model.parameters(), *model.buffers()]}
-    packed = []
-    with rig.saved() as context:
-        take = context._take
-        context._take = lambda tensor, storage: packed.append(storage.data_ptr()) or take(
-            tensor, storage)
+    packed, context = [], rig.saved()
+    watch(context, lambda tensor: packed.append(tensor.untyped_storage().data_ptr()))
+    with context:
         model(torch.randn(64, 32, device=rig.device)).sum().backward()
     assert packed and not addresses & set(packed)
     for each in [*model.parameters(), *model.buffers()]:

@@ -20,15 +20,28 @@ from typing import Any
 import torch
 
 from .. import _arguments, _forks, _native
-from .._subclass import flatten, is_plain
+from .._subclass import flatten
 from ..engine import Engine, Size
 from . import _reasons
-from ._packed import Kept, Moved, Packed, Split, unpack
+from ._packed import Kept, Packed, Split, unpack
 from ._report import Counts, Report
 from ._stash import Desk
 from ._warn import warn_once
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
+
+# For the native part, which gives these reasons.
+_WORDS = {
+    "AMONG_THE_LAST": _reasons.AMONG_THE_LAST,
+    "EDITED": _reasons.EDITED,
+    "IN_BACKWARD": _reasons.IN_BACKWARD,
+    "INFERENCE": _reasons.INFERENCE,
+    "LAZY": _reasons.LAZY,
+    "OTHER_DEVICE": _reasons.OTHER_DEVICE,
+    "OUTLIVED": _reasons.OUTLIVED,
+    "TOO_SMALL": _reasons.TOO_SMALL,
+    "WEIGHTS_UNKNOWN": _reasons.WEIGHTS_UNKNOWN,
+}
 
 
 def checked(engine: Any) -> Engine | None:
@@ -42,12 +55,15 @@ def checked(engine: Any) -> Engine | None:
     return engine
 
 
-class Context:
+class Context(_native.Hooks):
     """Hooks of one mode. Use a mode, not this."""
 
     _name = "context"
     _nothing_offered = ""
     """What is wrong where tensors were saved, and none was one that the mode is about."""
+    _watched: Any = None
+    """By thread, what never leaves where all else does; None: ``_wants`` says what the mode moves.
+    """
 
     def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
         for name, value in (
@@ -60,7 +76,7 @@ class Context:
         self._is_off = _arguments.choice(placement, "placement", ("cpu", "none")) == "none"
         self._engine = checked(engine)
         self._forks = _forks.count
-        self._modes: dict[torch.device, tuple[Desk, Any]] = {}
+        self.rule(self._name, self._min_bytes, _WORDS, self._watched)
         self._counts = Counts()
         self._before: dict[Desk, tuple[int, float, int]] = {}
         self._entered = threading.local()
@@ -136,22 +152,6 @@ class Context:
         """None for a tensor that this mode moves; "" for one it is not about; else why not."""
         raise NotImplementedError
 
-    def _pack(self, tensor: torch.Tensor) -> Packed:
-        """What autograd calls when it saves a tensor."""
-        if self._forks != _forks.count:
-            return self._keep(tensor)
-        storage = tensor.untyped_storage() if is_plain(tensor) else None
-        why = self._wants(tensor, storage)
-        if why is None:
-            if storage is None:
-                return self._pack_apart(tensor)
-            return self._take(tensor, storage)
-        if why:
-            self._counts.stay(_extent(tensor), why)
-        elif torch._C._current_graph_task_id() == -1:
-            self._counts.others += 1
-        return self._keep(tensor)
-
     def _keep(self, tensor: torch.Tensor) -> Kept:
         """A tensor that stays."""
         return Kept(tensor)
@@ -162,48 +162,7 @@ class Context:
         if flat is not None:
             parts = [self._take(leaf, leaf.untyped_storage()) for leaf in flat.leaves]
             return Split(parts, flat.detach())
-        self._counts.stay(_extent(tensor), _reasons.UNKNOWN_KIND)
-        return self._keep(tensor)
-
-    def _take(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Kept | Moved:
-        """Packs a plain tensor that the mode wants to move."""
-        device = tensor.device
-        mode = self._modes.get(device) or self._mode(device)
-        if mode is None:
-            why: str | None = _reasons.OTHER_DEVICE
-        elif tensor.is_inference():
-            why = _reasons.INFERENCE
-        elif tensor.is_conj() or tensor.is_neg():
-            why = _reasons.LAZY
-        elif device.type == "cuda" and (refused := self._graph_obstacle(device)):
-            why = refused
-        else:
-            desk, saved = mode
-            stash, version = desk.find(storage), tensor._version
-            if stash is not None and stash.version == version:
-                # However small: who keeps a view keeps the storage that left.
-                return Moved(tensor, stash)
-            nbytes = whole = storage.nbytes()
-            if tensor.nbytes < whole:
-                # An expanded tensor has no more bytes than its storage, a view has fewer.
-                nbytes = tensor.nbytes
-            if stash is not None:
-                why = _reasons.EDITED
-            elif nbytes < self._min_bytes or not nbytes:
-                why = _reasons.TOO_SMALL
-            elif desk.others and desk.is_of_somebody_else(storage):
-                why = _reasons.OUTLIVED
-            else:
-                try:
-                    stash = desk.pack(saved, self._counts, storage, version, whole, self._name)
-                except (_native.Lost, _native.Corrupt, _native.Closed):
-                    raise
-                except _native.Error as error:
-                    why = _reason(error)
-                else:
-                    self._packed(desk, saved)
-                    return Moved(tensor, stash)
-        self._counts.stay(min(tensor.nbytes, storage.nbytes()), why)
+        self._counts.stay(self._extent(tensor), _reasons.UNKNOWN_KIND)
         return self._keep(tensor)
 
     def _graph_obstacle(self, device: torch.device) -> str | None:
@@ -215,6 +174,23 @@ class Context:
             self._warn("stays out of CUDA graph trees: a replay would overwrite what is moved")
             return _reasons.GRAPH_TREES
         return None
+
+    @staticmethod
+    def _extent(tensor: torch.Tensor) -> int:
+        """Bytes of a tensor of any kind."""
+        count = tensor.numel()
+        # While a compiler traces, sizes may be symbols, which asking would fix.
+        return count * tensor.element_size() if type(count) is int else 0
+
+    @staticmethod
+    def _reason(error: Exception) -> str:
+        """Why a tensor stays that the engine did not take."""
+        text = str(error)
+        if "overlaps" in text:
+            return _reasons.OVERLAPS
+        if "captured" in text:
+            return _reasons.CAPTURE
+        return f"{_reasons.REFUSED}: " + text.split("[")[0].strip()
 
     def _packed(self, desk: Desk, saved: Any) -> None:
         """A storage was taken."""
@@ -272,13 +248,6 @@ class Context:
         )
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor of any kind."""
-    count = tensor.numel()
-    # While a compiler traces, sizes may be symbols, which asking would fix.
-    return count * tensor.element_size() if type(count) is int else 0
-
-
 def has_cudagraph_trees(device: torch.device) -> bool:
     """Whether torch.compile replays CUDA graphs on a device, whose pool a replay overwrites."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
@@ -292,12 +261,3 @@ def has_cudagraph_trees(device: torch.device) -> bool:
     except AttributeError:
         # Another torch: who knows what its graphs do.
         return True
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    if "overlaps" in text:
-        return _reasons.OVERLAPS
-    if "captured" in text:
-        return _reasons.CAPTURE
-    return f"{_reasons.REFUSED}: " + text.split("[")[0].strip()

@@ -100,8 +100,8 @@ class HiddenStates(Context):
         self._largest = 0
 
     def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
-        # _pack, then whoever saves: on a thread of autograd there may be nobody below it.
-        apply = sys._getframe(1).f_back
+        # Whoever saves; on a thread of autograd there may be nobody. Native frames do not show.
+        apply = sys._getframe(0).f_back
         saver = None if apply is None else apply.f_back
         if apply is not None and saver is not None and apply.f_code is _APPLY:
             if saver.f_code in _SAVERS:

@@ -17,44 +17,25 @@ from typing import Any
 
 import torch
 
+from .. import _native
+
 _MARGIN_BYTES = 256 << 20
 _READS_APART = 16
 
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
-"""How a tensor that is all of its storage lies in it: size, stride, type."""
 
-
-class Room:
+class Room(_native.Room):
     """Room on one device."""
 
     def __init__(self, kind: str, index: int) -> None:
-        self.device = torch.device("cpu") if kind == "cpu" else torch.device(kind, index)
+        self._is_host = kind == "cpu"
         self._spare = 0
         self._asked = 0
         self.refused_count = 0
         """How often a prefetch was not issued since there was no room."""
 
-    def take(
-        self, nbytes: int, layout: Layout | None = None
-    ) -> tuple[torch.UntypedStorage, torch.Tensor | None]:
-        """A storage of ``nbytes`` bytes, uninitialised, on the stream that is current; and a tensor
-        of that layout that is all of it, where there is one.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room.
-        """
-        if layout is not None:
-            size, stride, dtype = layout
-            whole = torch.empty_strided(size, stride, dtype=dtype, device=self.device)
-            storage = whole.untyped_storage()
-            if storage.nbytes() == nbytes:
-                return storage, None if whole.is_inference() else whole
-            # Such as an expanded one, of as many bytes as its storage by chance.
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device).untyped_storage(), None
-
     def has(self, nbytes: int) -> bool:
         """Whether ``nbytes`` can be taken without pressing torch's allocator."""
-        if self.device.type != "cuda":
+        if self._is_host:
             return True
         if self._asked % _READS_APART == 0 or self._spare < nbytes:
             self._read(nbytes)

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from .._version import edited, share
-from ._stash import Stash
+from .._native import Moved, unpack
 
 
 class Kept:
@@ -49,57 +48,6 @@ class Kept:
         return tensor
 
 
-class Moved:
-    """A tensor whose storage is a stash's."""
-
-    __slots__ = (
-        "_dtype", "_is_whole", "_offset", "_seen", "_shared", "_size", "_stride", "_was_read",
-        "stash",
-    )
-
-    def __init__(self, tensor: torch.Tensor, stash: Stash) -> None:
-        self.stash = stash
-        self._was_read = True
-        self._shared = share(tensor, stash.desk.empties)
-        self._seen = stash.version
-        size, stride, dtype = layout = tensor.size(), tensor.stride(), tensor.dtype
-        offset = tensor.storage_offset()
-        self._size, self._stride, self._dtype, self._offset = size, stride, dtype, offset
-        if stash.layout is None and offset == 0 and tensor.nbytes == stash.nbytes:
-            stash.layout = layout
-            self._is_whole = True
-        else:
-            self._is_whole = offset == 0 and stash.layout == layout
-        self._was_read = False
-        stash.waiting += 1
-
-    def unpack(self) -> torch.Tensor:
-        """The tensor, on its device, for a reader that is enqueued next.
-
-        Raises:
-            RuntimeError: it was edited in place after it was saved.
-            torch.OutOfMemoryError: the device has no room for it; it can be asked for again.
-        """
-        if self._shared._version != self._seen:
-            raise edited(self._shared, self._seen, self._size)
-        stash = self.stash
-        if not self._was_read:
-            self._was_read = True
-            stash.waiting -= 1
-        storage, whole = stash.desk.fetch(stash)
-        stash.counts.restored += stash.nbytes
-        if self._is_whole and whole is not None:
-            # Autograd makes a tensor of its own of it, as of every one that somebody else has too.
-            return whole
-        tensor = torch.empty(0, dtype=self._dtype, device=stash.desk.device)
-        return tensor.set_(storage, self._offset, self._size, self._stride)
-
-    def __del__(self) -> None:
-        if not self._was_read:
-            self._was_read = True
-            self.stash.waiting -= 1
-
-
 class Split:
     """A tensor subclass, as the plain tensors that hold its bytes."""
 
@@ -119,8 +67,3 @@ class Split:
 
 
 Packed = Kept | Moved | Split
-
-
-def unpack(packed: Any) -> torch.Tensor:
-    """What autograd calls."""
-    return packed.unpack()

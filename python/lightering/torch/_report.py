@@ -14,50 +14,31 @@ Who may call it: contexts fill it in, everyone reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ._stash import Stash
+from .. import _native
 
 
-class Counts:
-    """Figures under way. Bytes of storages; each storage counts once."""
-
-    __slots__ = ("kept", "moved", "others", "released", "restored")
+class Counts(_native.Counts):
+    """Figures under way. Bytes of storages; each storage counts once. What moved is counted by the
+    native part."""
 
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
-        self.moved = 0
-        self.others = 0
-        """Tensors saved in a forward that the mode is not about."""
-        self.released = 0
-        self.restored = 0
 
     def stay(self, nbytes: int, why: str) -> None:
         """A tensor that was not taken at all."""
         self.kept[why] = self.kept.get(why, 0) + nbytes
 
-    def keep(self, stash: Stash, why: str) -> None:
+    def keep(self, stash: _native.Stash, why: str) -> None:
         """A storage stays for now."""
         if stash.state:
-            self._take_back(stash)
+            self.take_back(stash)
         stash.state = why
         self.kept[why] = self.kept.get(why, 0) + stash.nbytes
 
-    def move(self, stash: Stash) -> None:
-        """A storage left."""
-        if stash.state:
-            self._take_back(stash)
-        stash.state = "moved"
-        self.moved += stash.nbytes
-
-    def release(self, stash: Stash) -> None:
-        """A storage that left gave its device bytes back."""
-        if stash.state == "moved":
-            stash.state = "released"
-            self.released += stash.nbytes
-
-    def _take_back(self, stash: Stash) -> None:
+    def take_back(self, stash: _native.Stash) -> None:
+        """A storage that stayed so far leaves, or stays for another reason."""
         if stash.state in self.kept:
             self.kept[stash.state] -= stash.nbytes
             if self.kept[stash.state] == 0:

@@ -13,14 +13,30 @@ from __future__ import annotations
 
 import threading
 
-import torch
-
-from .._fsdp import ResidentStorages, is_weight
+from .._fsdp import ResidentStorages
 from ..engine import Engine, Size
-from . import _reasons
 from ._context import Context
 
-_graph_task = torch._C._current_graph_task_id
+
+class _Watch(threading.local):
+    """What never leaves, of the modules called in one thread: its contexts share the watch."""
+
+    def __init__(self) -> None:
+        self.residents = ResidentStorages()
+        self._count = 0
+
+    def start(self) -> None:
+        self._count += 1
+        if self._count == 1:
+            self.residents.start()
+
+    def stop(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self.residents.stop()
+
+
+_watch = _Watch()
 
 
 class SavedTensors(Context):
@@ -52,6 +68,7 @@ class SavedTensors(Context):
     """
 
     _name = "saved tensor"
+    _watched = _watch
 
     def __init__(
         self,
@@ -68,33 +85,3 @@ class SavedTensors(Context):
     def _stop(self) -> None:
         if not self._is_off:
             _watch.stop()
-
-    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
-        if _graph_task() != -1:
-            return _reasons.IN_BACKWARD
-        residents = _watch.residents
-        if residents.blind:
-            return _reasons.WEIGHTS_UNKNOWN
-        stays = residents.has(storage) if storage is not None else tensor in residents
-        return "" if stays or is_weight(tensor) else None
-
-
-class _Watch(threading.local):
-    """What never leaves, of the modules called in one thread: its contexts share the watch."""
-
-    def __init__(self) -> None:
-        self.residents = ResidentStorages()
-        self._count = 0
-
-    def start(self) -> None:
-        self._count += 1
-        if self._count == 1:
-            self.residents.start()
-
-    def stop(self) -> None:
-        self._count -= 1
-        if self._count == 0:
-            self.residents.stop()
-
-
-_watch = _Watch()
