@@ -1,8 +1,8 @@
 //! What NVIDIA's memcheck makes of a free that comes after a copy, in five programs of one driver
-//! call a verb. They decide nothing: each is run by itself under the tool, which has to be silent
-//! about the first, and to report the last, before its word on the three between counts:
-//! `compute-sanitizer --tool memcheck --track-stream-ordered-races all test-cuda_device --ignored
-//! --exact control::a_free_behind_a_wait`.
+//! call a verb: it takes a wait for order, and an answer for none. So it is silent about the first,
+//! and reports the other four, of which only the last has a fault. Each is run by itself under the
+//! tool: `compute-sanitizer --tool memcheck --track-stream-ordered-races all test-cuda_device
+//! --ignored --exact control::a_free_behind_a_wait`.
 
 use crate::device::{Host, cuda, range};
 use lightering::backend::{Backend, Timing};
