@@ -24,7 +24,8 @@ pub(crate) struct Torch {
     strided: Py<PyAny>,
     is_wrapped: Py<PyAny>,
     graph_task: Py<PyAny>,
-    use_count: Py<PyAny>,
+    /// None in a torch that does not say.
+    use_count: Option<Py<PyAny>>,
     pub(crate) empty: Py<PyAny>,
     pub(crate) empty_strided: Py<PyAny>,
     /// The type of plain bytes.
@@ -56,7 +57,7 @@ impl Torch {
                 strided: torch.getattr("strided")?.unbind(),
                 is_wrapped: transforms.getattr("is_functorch_wrapped_tensor")?.unbind(),
                 graph_task: inner.getattr("_current_graph_task_id")?.unbind(),
-                use_count: inner.getattr("_storage_Use_Count")?.unbind(),
+                use_count: inner.getattr_opt("_storage_Use_Count")?.map(Bound::unbind),
                 empty: torch.getattr("empty")?.unbind(),
                 empty_strided: torch.getattr("empty_strided")?.unbind(),
                 bytes_type: torch.getattr("uint8")?.unbind(),
@@ -121,8 +122,10 @@ impl Torch {
 
     /// Owners of a storage, its Python object being one of them.
     pub(crate) fn use_count(&self, storage: &Bound<'_, PyAny>) -> PyResult<u64> {
+        // Where torch does not say, somebody else may always be there.
+        let Some(use_count) = &self.use_count else { return Ok(u64::MAX) };
         let of = storage.getattr(intern!(storage.py(), "_cdata"))?;
-        self.use_count.bind(storage.py()).call1((of,))?.extract()
+        use_count.bind(storage.py()).call1((of,))?.extract()
     }
 
     /// Did torch's allocator say that it has no room?
