@@ -48,8 +48,8 @@ impl Engine {
     /// is one that [`Engine::adopt_stream`] named; what is evicted while one is captured stays
     /// mapped until the capture is over.
     /// Nothing may use the address while the storage is evicted: a device fault is the answer, and
-    /// the end of the context. Work that writes the bytes, an optimizer's step for one, is told to
-    /// [`Engine::note`]; else the next eviction keeps what was there before.
+    /// the end of the context. Work that writes the bytes, an optimizer's step for one, acquires
+    /// them by [`Engine::acquire_mut`]; else the next eviction keeps what was there before.
     ///
     /// A reader of an evicted one may have to wait, on the host, for memory that others are about
     /// to give back: no longer than [`Options::memory_wait_max`](super::Options::memory_wait_max),

@@ -21,7 +21,9 @@ use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
 
 impl Engine {
     /// Says that work about to be enqueued on `stream` uses these bytes. A write of a storage's
-    /// bytes makes its host copy stale: it is given back, and an eviction is taken back.
+    /// bytes makes its host copy stale: it is given back, and an eviction is taken back. For bytes
+    /// of storages known by name [`Engine::acquire_mut`] says it besides; this is for who knows
+    /// ranges only, and for a trace of uses that the engine does not see.
     ///
     /// # Errors
     /// `Usage(State)` for a write of bytes that are being refilled: acquire them first.
@@ -96,7 +98,7 @@ impl Engine {
     }
 
     /// The host copy goes back to the pool.
-    fn drop_copy(&mut self, id: StorageId) -> Result<()> {
+    pub(super) fn drop_copy(&mut self, id: StorageId) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "take")?;
         let last_use = slot.last_use();
         slot.sum = None;

@@ -64,6 +64,7 @@ use ledger::Ledger;
 use std::collections::{BTreeMap, VecDeque};
 use timeline::Timeline;
 use unmarked::Unmarked;
+use verify::Report;
 
 /// Moves storages between one device and pinned host memory. See the crate's front page.
 pub struct Engine {
@@ -109,10 +110,12 @@ pub struct Engine {
     /// The copy that ended nowhere, if there is one: it is proved done before any verb goes on.
     unmarked: Option<Unmarked>,
     stats: Stats,
+    /// The verb that its caller called last.
+    verb: &'static str,
     /// With `verify`: the sums of copies under way.
     checks: Option<Checks>,
     /// Storages found lost that were not reported yet.
-    reports: VecDeque<(Name, Bytes)>,
+    reports: VecDeque<Report>,
     /// The first fatal error; after it nothing touches the driver.
     lost: Option<Error>,
     is_closed: bool,
@@ -173,6 +176,7 @@ impl Engine {
             unmarked: None,
             homeless: Vec::new(),
             stats: Stats::default(),
+            verb: "new",
             checks: None,
             reports: VecDeque::new(),
             lost: None,
@@ -344,6 +348,7 @@ impl Engine {
 
     /// Passes where the engine is open and the device not lost, and hears of dropped handles.
     fn begin(&mut self, op: &'static str) -> Result<()> {
+        self.verb = op;
         if let Some(error) = &self.lost {
             return Err(error.clone());
         }

@@ -50,7 +50,9 @@ impl Engine {
         self.make_slots()?;
         self.check_target(id, target, OP)?;
         self.refill_into(id, target, on, Inward::Urgent, Cause { op: OP })?;
-        self.serve(id, on)
+        let range = self.serve(id, on)?;
+        self.writer_came(id, on)?;
+        Ok(range)
     }
 
     /// The storage of `compute` whose framework should take room next, and how much, so that it can
