@@ -117,11 +117,11 @@ impl Engine {
                 Err(error) if error.kind() == Kind::OutOfMemory && wait == Wait::Bounded => error,
                 other => return other,
             };
-            // What is idle now, after a try that failed, may be of that try; once is enough.
+            // What is idle after a try that failed was idle before: once is enough.
             if !(may_trim && self.handles.trim(&mut self.backend)) {
                 may_trim = self.unmap_some(on, since)?;
                 if !may_trim && !self.free_some(on, since)? && !self.cancel_fixed(on)? {
-                    return Err(self.waited(error, since));
+                    return Err(self.no_memory(error, since));
                 }
             } else {
                 may_trim = false;
@@ -130,12 +130,18 @@ impl Engine {
         }
     }
 
-    fn waited(&self, error: Error, since: Instant) -> Error {
-        if since.elapsed() < self.options.memory_wait_max {
-            return error;
-        }
-        let waited = self.options.memory_wait_max;
-        error.detail(format!("memory that others are to give back was waited for {waited:?}"))
+    /// No room was found. What the device said at the try that failed was the room besides the
+    /// memory that this try held already; all of it is back now.
+    fn no_memory(&mut self, error: Error, since: Instant) -> Error {
+        let free = match self.backend.memory() {
+            Ok(memory) => format!("{} of {} are free", memory.free, memory.total),
+            Err(_) => String::new(),
+        };
+        let max = self.options.memory_wait_max;
+        error.detail(match since.elapsed() < max {
+            true => free,
+            false => format!("{free}; memory that others are to give back was waited for {max:?}"),
+        })
     }
 
     /// Unmaps bytes that were evicted; at the end of what uses them, if that must be waited for.

@@ -1,12 +1,13 @@
 //! Memory that guesses and evicted storages keep, while somebody who asks for it is refused.
 
 use crate::{
-    AWAY, LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, rig_of, until_gone,
-    with_room,
+    AWAY, LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of,
+    until_gone, with_room,
 };
-use lightering::Options;
-use lightering::backend::sim::Config;
+use lightering::backend::Backend;
+use lightering::backend::sim::{Config, Fault, FaultPlan, Spot};
 use lightering::storage::Residency;
+use lightering::{Bytes, Kind, Misuse, Options};
 use std::time::Duration;
 
 #[test]
@@ -50,5 +51,51 @@ fn evicted_bytes_at_a_fixed_address_make_room_for_those_at_any() {
     assert_eq!(acquire(&mut rig, &a), at);
     rig.check(0, at, 1, "home again".into());
     drop(a);
+    assert_all_given_back(rig);
+}
+
+#[test]
+fn a_storage_that_finds_no_room_says_what_there_is_and_keeps_none_of_it() {
+    // Room for two of its three pieces; and the same besides a storage that is there.
+    for taken in [0, 1] {
+        let mut rig =
+            rig_of(Config { device_bytes: Bytes::kib(4 + 2 * taken), ..lazy() }, bounds(), 1);
+        let on = rig.streams[0].engine;
+        let there: Vec<_> = (0..taken)
+            .map(|_| rig.engine.alloc_fixed(Bytes::kib(2), on, "there").unwrap())
+            .collect();
+        let error = rig.engine.alloc_fixed(Bytes::kib(6), on, "too large").unwrap_err();
+        assert_eq!((error.kind(), error.driver_code()), (Kind::OutOfMemory, Some(2)));
+        let told = error.to_string();
+        let total = Bytes::kib(4 + 2 * taken);
+        assert!(told.contains(&format!("{} of {total} are free", Bytes::kib(4))), "{told}");
+        assert!(told.contains("too large") && told.contains("6.00 KiB"), "{told}");
+        let stats = rig.engine.stats();
+        assert_eq!((stats.idle_memory_bytes, stats.storages), (0, taken));
+        assert_eq!(rig.sim.memory().unwrap().free, Bytes::kib(4), "the rest is everybody's");
+        for storage in there {
+            rig.engine.release(storage, on).unwrap();
+        }
+        assert_all_given_back(rig);
+    }
+}
+
+#[test]
+fn memory_that_was_idle_before_a_refused_try_is_idle_after_it() {
+    let faults = FaultPlan::default().at(Spot::Map, 2, Fault::Reject(1));
+    let mut rig = rig_of(Config { faults, ..eager() }, bounds(), 1);
+    let on = rig.streams[0].engine;
+    // One piece, which goes idle.
+    let first = rig.engine.alloc_fixed(Bytes::kib(2), on, "first").unwrap();
+    rig.engine.release(first, on).unwrap();
+    rig.engine.drain().unwrap();
+    assert_eq!(rig.engine.stats().idle_memory_bytes, 2048);
+    // Two pieces, the idle one among them, which the device does not map.
+    let refused = rig.engine.alloc_fixed(Bytes::kib(4), on, "refused").unwrap_err();
+    assert_eq!(refused.misuse(), Some(Misuse::BadValue), "{refused}");
+    assert_eq!(rig.engine.stats().idle_memory_bytes, 2048, "and not the other one");
+    let (storage, range) = fixed(&mut rig, 3);
+    rig.check(0, range, 3, "afterwards".into());
+    rig.engine.release(storage, on).unwrap();
     assert_all_given_back(rig);
 }
