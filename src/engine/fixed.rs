@@ -4,7 +4,8 @@
 //! only when the host knows everything done that uses them, and never behind a wait of a stream.
 //!
 //! Invariant: bytes are unmapped when the copies of them were seen done, and after that a moment on
-//! every stream of the engine's. The addresses stay reserved until the storage ends.
+//! every stream of the engine's. The addresses stay reserved until the storage ends, and in the
+//! engine's list of ranges.
 //!
 //! ```text
 //!   evict    resident, mapped -> copy-out seen done? -> every stream seen past it? -> unmapped
@@ -48,8 +49,9 @@ impl Engine {
     /// is one that [`Engine::adopt_stream`] named; what is evicted while one is captured stays
     /// mapped until the capture is over.
     /// Nothing may use the address while the storage is evicted: a device fault is the answer, and
-    /// the end of the context. Work that writes the bytes, an optimizer's step for one, acquires
-    /// them by [`Engine::acquire_mut`]; else the next eviction keeps what was there before.
+    /// the end of the context. A use that [`Engine::note`] is told of is refused. Work that writes
+    /// the bytes, an optimizer's step for one, acquires them by [`Engine::acquire_mut`]; else the
+    /// next eviction keeps what was there before.
     ///
     /// A reader of an evicted one may have to wait, on the host, for memory that others are about
     /// to give back: no longer than [`Options::memory_wait_max`](super::Options::memory_wait_max),
@@ -314,9 +316,8 @@ impl Engine {
         let slot = self.slots.get_mut(id.0, "release")?;
         let (home, len, is_dropped) = (slot.home, slot.len, slot.is_dropped);
         let was_evicting = slot.residency() == Residency::Evicting;
-        if let Some(range) = slot.range.take() {
-            self.ranges.remove(&range.at().0);
-        }
+        // Its addresses stay its own: whoever would use them now hears of it.
+        slot.range = None;
         if was_evicting {
             self.ledgers[home].leave(Owner::Fixed, len);
             self.stats.released_bytes += len.0;

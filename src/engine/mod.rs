@@ -14,7 +14,7 @@
 //!   alloc_fixed      fixed.rs        ledger.rs
 //!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
 //!   gather, scatter: batch.rs     spans: timeline.rs    sums: verify.rs
-//!   what a failing driver leaves in doubt: unmarked.rs
+//!   what a failing driver leaves in doubt: unmarked.rs     what each verb goes through: gate.rs
 //! ```
 //!
 //! Adapters, the C ABI and users call it.
@@ -24,6 +24,7 @@ mod batch;
 mod close;
 mod evict;
 mod fixed;
+mod gate;
 mod host;
 mod ledger;
 mod options;
@@ -93,7 +94,8 @@ pub struct Engine {
     /// What the next copy waits for; kept for its room.
     after: Vec<(Point, Site)>,
     slots: Table<Slot>,
-    /// Device ranges of storages by first address: end, storage.
+    /// Device ranges of storages by first address: end, storage. An address that stays is here as
+    /// long as its storage lives, others while there are bytes.
     ranges: BTreeMap<u64, (u64, StorageId)>,
     /// Streams of others, by number, with what was evicted on each.
     ledgers: Vec<Ledger>,
@@ -346,50 +348,6 @@ impl Engine {
         });
     }
 
-    /// Passes where the engine is open and the device not lost, and hears of dropped handles.
-    fn begin(&mut self, op: &'static str) -> Result<()> {
-        self.verb = op;
-        if let Some(error) = &self.lost {
-            return Err(error.clone());
-        }
-        if self.is_closed {
-            return Err(Error::new(Kind::Closed, op));
-        }
-        if self.unmarked.is_some() {
-            self.prove()?;
-        }
-        while let Ok(id) = self.dropped.try_recv() {
-            self.handle_dropped(id)?;
-        }
-        self.pay()
-    }
-
-    /// Keeps the first fatal error; passes every result on.
-    fn seen<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result
-            && error.is_lost()
-            && self.lost.is_none()
-        {
-            self.lost = Some(error.clone());
-        }
-        result
-    }
-
-    /// A verb panicked, and may have left things half done.
-    fn abandon(&mut self) {
-        let lost = || Error::new(Kind::Lost, "lock").detail("a verb panicked");
-        self.lost.get_or_insert_with(lost);
-    }
-
-    /// A refusal that the device survived, if it is one; a loss is passed on.
-    fn refusal<T>(&mut self, result: Result<T>) -> Result<Option<Error>> {
-        match self.seen(result) {
-            Ok(_) => Ok(None),
-            Err(error) if error.is_lost() => Err(error),
-            Err(error) => Ok(Some(error)),
-        }
-    }
-
     fn lane_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
         let lanes = [&self.out, &self.ahead, &self.urgent];
         lanes.into_iter().flat_map(|lane| lane.streams()).copied()
@@ -439,6 +397,13 @@ impl Engine {
     fn enter_range(&mut self, id: StorageId, name: Name, range: DeviceRange) {
         self.ranges.insert(range.at().0, (range.end(), id));
         self.backend.name(id, name, range);
+    }
+
+    /// The device bytes of a storage went.
+    fn leave_range(&mut self, id: StorageId, range: DeviceRange) {
+        if self.slots.find(id.0).is_none_or(|slot| slot.owner != Owner::Fixed) {
+            self.ranges.remove(&range.at().0);
+        }
     }
 
     /// Refuses a range that is empty or shares bytes with a storage on the device.

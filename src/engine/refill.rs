@@ -352,7 +352,7 @@ impl Engine {
         let (range, ready) = (slot.range, slot.ready.clone());
         if let Some(range) = range {
             self.undo_target(id, range, on, ready, must)?;
-            self.ranges.remove(&range.at().0);
+            self.leave_range(id, range);
         }
         let slot = self.slots.get_mut(id.0, "cancel")?;
         slot.range = None;

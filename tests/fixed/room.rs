@@ -7,6 +7,7 @@ use crate::{
 use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Fault, FaultPlan, Spot};
 use lightering::storage::Residency;
+use lightering::trace::{Access, Use};
 use lightering::{Bytes, Kind, Misuse, Options};
 use std::time::Duration;
 
@@ -97,5 +98,34 @@ fn memory_that_was_idle_before_a_refused_try_is_idle_after_it() {
     let (storage, range) = fixed(&mut rig, 3);
     rig.check(0, range, 3, "afterwards".into());
     rig.engine.release(storage, on).unwrap();
+    assert_all_given_back(rig);
+}
+
+/// A kernel there would be a device fault, and the end of the context.
+#[test]
+fn a_use_of_an_address_whose_bytes_are_away_is_refused_by_name() {
+    let mut rig = rig_of(eager(), bounds(), 1);
+    let on = rig.streams[0].engine;
+    let (storage, range) = fixed(&mut rig, 1);
+    let (other, besides) = fixed(&mut rig, 2);
+    evict(&mut rig, &storage);
+    until_gone(&mut rig, &storage);
+    let last = range.part(Bytes(LEN.0 - 1), Bytes(1)).unwrap();
+    let update = Use { access: Access::Update, span: last.into() };
+    for one in [Use::read(range), Use::write(range), update] {
+        let uses = [Use::write(besides), one];
+        let error = rig.engine.note(on, &uses).unwrap_err();
+        assert_eq!((error.misuse(), error.op()), (Some(Misuse::State), "note"), "{error}");
+        assert_eq!(error.name().unwrap().as_str(), "weight");
+        assert!(error.to_string().contains("not on the device"), "{error}");
+    }
+    // Nobody else can have it meanwhile, and its own storage has it again.
+    let taken = rig.engine.adopt(range, "thief").unwrap_err();
+    assert_eq!(taken.misuse(), Some(Misuse::Overlap));
+    assert_eq!(acquire(&mut rig, &storage), range);
+    rig.engine.note(on, &[Use::read(range), Use::write(last)]).unwrap();
+    for storage in [storage, other] {
+        rig.engine.release(storage, on).unwrap();
+    }
     assert_all_given_back(rig);
 }
