@@ -197,7 +197,7 @@ impl Engine {
     /// Orders a stream behind the bytes' arrival, once, and counts it among their users.
     fn join_readers(&mut self, id: StorageId, on: usize) -> Result<DeviceRange> {
         let slot = self.slots.get(id.0, "acquire")?;
-        let Some(range) = slot.range else { return Err(slot.refuse("acquire")) };
+        let Some(range) = slot.range else { return Err(slot.refuse(self.verb)) };
         let stream = self.ledgers[on].stream;
         if !slot.readers.has(on)
             && let Some((_, end)) = slot.ready.clone()

@@ -67,7 +67,7 @@ impl Engine {
                 Ok(None)
             }
             Advice::Evict(Some(homed)) => {
-                let became = self.evict(homed.storage, homed.stream)?;
+                let became = self.evict_for(homed.storage, homed.stream)?;
                 Ok(Some((homed.storage, became)))
             }
         }
@@ -86,13 +86,17 @@ impl Engine {
     /// lanes as streams, and streams under capture; driver errors, after which the storage is
     /// resident as before.
     pub fn evict(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
-        const OP: &str = "evict";
-        let _range = self.mark(OP, id);
-        self.begin(OP)?;
-        let on = self.open_stream(compute, OP)?;
+        self.begin("evict")?;
+        self.evict_for(id, compute)
+    }
+
+    /// On behalf of the verb that was begun.
+    fn evict_for(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
+        let _range = self.mark("evict", id);
+        let on = self.open_stream(compute, self.verb)?;
         self.make_slots()?;
-        let slot = self.slot(id, OP)?;
-        slot.must_be(Residency::Resident, OP)?;
+        let slot = self.slot(id, self.verb)?;
+        slot.must_be(Residency::Resident, self.verb)?;
         let has_copy = slot.block.is_some();
         self.policy.forget(id);
         if self.prefetcher.pass_is_over() {
@@ -124,7 +128,7 @@ impl Engine {
     fn evict_copy(&mut self, id: StorageId, on: usize) -> Result<Evict> {
         let slot = self.slots.get(id.0, "evict")?;
         let (len, name) = (slot.len, slot.name);
-        let Some(range) = slot.range else { return Err(slot.refuse("evict")) };
+        let Some(range) = slot.range else { return Err(slot.refuse(self.verb)) };
         let limits = self.options.lane();
         if self.out.is_full(limits) {
             self.poll_out()?;
@@ -331,9 +335,9 @@ impl Engine {
     }
 
     /// The error of a verb that finds the lane full.
-    pub(super) fn lane_full(&self, id: StorageId, op: &'static str) -> Error {
-        let error = crate::copy::full(op);
-        match self.slots.get(id.0, op) {
+    pub(super) fn lane_full(&self, id: StorageId) -> Error {
+        let error = crate::copy::full(self.verb);
+        match self.slots.get(id.0, self.verb) {
             Ok(slot) => error.at(slot.name).bytes(slot.len),
             Err(_) => error,
         }

@@ -95,9 +95,10 @@ impl Engine {
         on: usize,
         wait: Wait,
     ) -> Result<DeviceRange> {
-        let slot = self.slots.get_mut(id.0, "acquire")?;
+        let verb = self.verb;
+        let slot = self.slots.get_mut(id.0, verb)?;
         let len = slot.len;
-        let Some(mut fixed) = slot.fixed.take() else { return Err(slot.refuse("acquire")) };
+        let Some(mut fixed) = slot.fixed.take() else { return Err(slot.refuse(verb)) };
         let mapped = match fixed.is_mapped() {
             true => Ok(()),
             false => self.map_with_room(&mut fixed, on, wait),

@@ -34,15 +34,16 @@ impl Engine {
         self.pay()
     }
 
-    /// Keeps the first fatal error; passes every result on.
+    /// Keeps the first fatal error; passes every result on. What failed inside of a verb is told as
+    /// that verb's failure: its caller called no other.
     pub(super) fn seen<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result
-            && error.is_lost()
-            && self.lost.is_none()
-        {
-            self.lost = Some(error.clone());
-        }
-        result
+        result.map_err(|error| {
+            let error = error.during(self.verb);
+            if error.is_lost() && self.lost.is_none() {
+                self.lost = Some(error.clone());
+            }
+            error
+        })
     }
 
     /// A verb panicked, and may have left things half done.

@@ -147,10 +147,11 @@ impl Engine {
         if options.pinned_growth == Growth::Closed {
             client.set_growth(Growth::Closed);
         }
-        let out = Lane::open(&mut backend, false)?;
+        let opening = |error: Error| error.during("new");
+        let out = Lane::open(&mut backend, false).map_err(opening)?;
         // Sums are made in the order of one stream.
-        let ahead = Lane::open(&mut backend, !options.verify)?;
-        let urgent = Lane::open(&mut backend, false)?;
+        let ahead = Lane::open(&mut backend, !options.verify).map_err(opening)?;
+        let urgent = Lane::open(&mut backend, false).map_err(opening)?;
         // At most one message per storage, so `storages_max` bounds it.
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
         let engine = Engine {
@@ -274,8 +275,10 @@ impl Engine {
         if let Some(known) = self.ledgers.iter().find(|ledger| ledger.raw == raw) {
             return Ok(known.stream);
         }
-        for lane in self.lane_streams() {
-            if self.backend.raw_stream(lane)? == raw {
+        let lanes: Vec<StreamId> = self.lane_streams().collect();
+        for lane in lanes {
+            let of_lane = self.backend.raw_stream(lane);
+            if self.seen(of_lane)? == raw {
                 return Err(Error::usage(Misuse::SameStream, "adopt_stream"));
             }
         }
@@ -331,9 +334,9 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::step`]; the new pass has begun all the same.
     pub fn mark_step(&mut self) -> Result<()> {
-        self.begin("mark_step")?;
+        self.begin_or_report("mark_step")?;
         self.next_pass();
-        self.step()
+        self.step_for()
     }
 
     fn next_pass(&mut self) {
