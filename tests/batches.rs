@@ -80,11 +80,12 @@ fn sixteen_small_tables_do_not_keep_a_larger_batch_from_its_kernel() {
     rig.assert_right();
 }
 
-/// Takes no kernel, and counts batches; the `fails_at`th fails when half of it is enqueued.
+/// Has batches, and counts them; the `fails_at`th fails when half of it is enqueued.
 struct Half {
     inner: Sim,
     batches: Arc<AtomicUsize>,
     fails_at: usize,
+    takes_kernels: bool,
 }
 
 impl Half {
@@ -101,8 +102,21 @@ fn failed(enqueued: usize) -> std::result::Result<(), BatchFailed> {
 impl Backend for Half {
     pass_on!(memory);
 
-    fn launch(&mut self, _: &'static Kernel, _: Grid, _: &[Arg], _: StreamId) -> Result<()> {
-        Err(Error::usage(lightering::Misuse::BadKernel, "launch"))
+    fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        grid: Grid,
+        args: &[Arg],
+        on: StreamId,
+    ) -> Result<()> {
+        match self.takes_kernels {
+            true => self.inner.launch(kernel, grid, args, on),
+            false => Err(Error::usage(lightering::Misuse::BadKernel, "launch")),
+        }
+    }
+
+    fn has_batches(&self) -> bool {
+        true
     }
 
     fn copy_out_batch(
@@ -133,11 +147,20 @@ impl Backend for Half {
 const COUNT: u64 = 8;
 
 fn half(seed: u64, fails_at: usize, options: Options) -> (Rig, Arc<AtomicUsize>) {
+    with_batches(seed, options, move |half| Half { fails_at, ..half })
+}
+
+fn with_batches(
+    seed: u64,
+    options: Options,
+    as_asked: impl FnOnce(Half) -> Half + 'static,
+) -> (Rig, Arc<AtomicUsize>) {
     let batches = Arc::new(AtomicUsize::new(0));
     let counts = batches.clone();
     let pool = support::quick_pool(Bytes::mib(1));
     let wrap = move |inner: Sim| -> Box<dyn Backend> {
-        Box::new(Half { inner, batches: counts, fails_at })
+        let half = Half { inner, batches: counts, fails_at: 0, takes_kernels: false };
+        Box::new(as_asked(half))
     };
     (Rig::wrapped(Config::adversary(seed), pool, options, 1, wrap), batches)
 }
@@ -160,6 +183,31 @@ fn a_batch_without_a_kernel_is_handed_over_as_one_and_each_copy_is_seen() {
         let seam = rig.engine.stats().seam;
         assert_eq!((seam.copies_out, seam.copies_in), (COUNT, COUNT));
         assert_eq!(batches.load(Ordering::Relaxed), expected, "at most {row_bytes_max} each");
+        rig.give(0, within.at());
+        rig.assert_right();
+        rig.assert_nothing_left();
+    }
+}
+
+/// A kernel queues behind compute; but small rows cost the host more as copies than a kernel does.
+#[test]
+fn rows_that_a_batch_is_cheap_for_wait_for_no_kernel_and_smaller_ones_take_one() {
+    for (batch_row_bytes_min, batched, launched) in [(ROW, 2, 0), (ROW + Bytes(1), 0, 2)] {
+        let bounds = Options { batch_row_bytes_min, ..options() };
+        let (mut rig, batches) =
+            with_batches(1, bounds, |half| Half { takes_kernels: true, ..half });
+        let on = rig.streams[0].engine;
+        let within = rig.take(0, Bytes(2 * ROW.0 * COUNT)).unwrap();
+        let row = |nth: u64| within.part(Bytes(2 * nth * ROW.0), ROW).unwrap();
+        (0..COUNT).for_each(|nth| rig.fill(0, row(nth), nth));
+        let mut batch = gathered(&mut rig, within, COUNT);
+        rig.engine.gathered(&batch, on).unwrap();
+        (0..COUNT).for_each(|nth| rig.fill(0, row(nth), 99));
+        rig.engine.scatter(&mut batch, &[rows(within, COUNT)], on).unwrap();
+        (0..COUNT).for_each(|nth| rig.check(0, row(nth), nth, format!("row {nth}")));
+        rig.engine.discard(batch).unwrap();
+        let seen = (batches.load(Ordering::Relaxed), rig.engine.stats().seam.launches);
+        assert_eq!(seen, (batched, launched), "batches from {batch_row_bytes_min}");
         rig.give(0, within.at());
         rig.assert_right();
         rig.assert_nothing_left();

@@ -68,9 +68,10 @@ Usage: link [options] [measure...]
   apart       the same in two processes that share nothing but the machine
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
+  driver-gemm as gemm, by the driver's call for batches
 
-Without a measure: all but the last four. On an H200 each name without a number is meant to take at
-most 20 s at the usual --pairs and --total, but trunks and beside.
+Without a measure: all but the last five. On an H200 each name without a number is meant to take at
+most 20 s at the usual --pairs and --total, but those.
 
   --device NAME  auto, sim or cuda:N (default: auto)
   --only A,B     the same as naming those measures
@@ -103,8 +104,9 @@ const MEASURES: [(&str, Measure); 17] = [
     ("apart", apart::apart),
     ("trunks", copies::trunks),
 ];
-/// Besides; its figures are not asked for.
-const BESIDE: (&str, Measure) = ("beside", beside::beside);
+/// Besides; their figures are not asked for.
+const BESIDES: [(&str, Measure); 2] =
+    [("beside", beside::beside), ("driver-gemm", rows::gemm_by_the_driver)];
 /// Measured where none is named.
 const USUAL: usize = 14;
 
@@ -115,7 +117,7 @@ fn named(name: &str) -> Vec<(&'static str, Measure)> {
     let is_meant = |known: &str| {
         known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     };
-    MEASURES.into_iter().chain([BESIDE]).filter(|(known, _)| is_meant(known)).collect()
+    MEASURES.into_iter().chain(BESIDES).filter(|(known, _)| is_meant(known)).collect()
 }
 
 /// Where and how much is measured.

@@ -6,7 +6,8 @@
 //! `rows.out-*` and `rows.in-*` is what is asked, 50 GB/s out and 45 in; `each.*` stands beside a
 //! raw copy for each range, of which the host makes no more in a second however many there are: so
 //! of those only a fraction of a batch is made. `rows.gemm-*` is that next to matrix products, and
-//! `rows.batch-*` with kernels off, where the driver's own call for batches moves them.
+//! `rows.batch-*` with kernels off, where the driver's own call for batches moves them;
+//! `rows.driver-gemm-*` is both.
 //!
 //! ```text
 //!   device  [64k]..[64k]..[64k]..   --gather-->  pinned [64k|64k|64k|..]   --scatter--> and back
@@ -98,7 +99,16 @@ pub(crate) fn batch(bench: &Bench, out: &mut Figures) -> Result<()> {
 
 /// The same next to back-to-back products, behind whose blocks a kernel queues and a copy does not.
 pub(crate) fn gemm(bench: &Bench, out: &mut Figures) -> Result<()> {
-    let Some(mut rig) = bench.rig_of_rows(true)? else { return Ok(()) };
+    beside_products(bench, out, "gemm", true)
+}
+
+/// As `gemm`, with kernels off.
+pub(crate) fn gemm_by_the_driver(bench: &Bench, out: &mut Figures) -> Result<()> {
+    beside_products(bench, out, "driver-gemm", false)
+}
+
+fn beside_products(bench: &Bench, out: &mut Figures, what: &str, kernels: bool) -> Result<()> {
+    let Some(mut rig) = bench.rig_of_rows(kernels)? else { return Ok(()) };
     let place = if bench.simulated { Place::Nowhere } else { Place::Cuda(bench.ordinal) };
     let busy = rig.busy;
     let work = Compute::new(&mut *rig.backend, Kind::Gemm, place, busy)?;
@@ -106,7 +116,7 @@ pub(crate) fn gemm(bench: &Bench, out: &mut Figures) -> Result<()> {
     for (name, count, len, strided) in SIZES {
         let shape = Shape::new(beside.rig.raw[0].0, count, len, strided)?;
         let mut rows = ["out", "in"]
-            .map(|way| Row::new(format!("rows.gemm-{way}-{name}"), "GB/s", Better::Higher));
+            .map(|way| Row::new(format!("rows.{what}-{way}-{name}"), "GB/s", Better::Higher));
         let before = beside.rig.unheld;
         for (ours, raw) in crate::pairs(
             &mut beside,

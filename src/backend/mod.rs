@@ -256,6 +256,11 @@ pub trait Backend: Send {
     /// `from` lies in one registration.
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()>;
 
+    /// Do the copies of a batch cost the device less than as many single ones?
+    fn has_batches(&self) -> bool {
+        false
+    }
+
     /// Copies each piece out, on the stream; the copies have no order among each other, and no two
     /// of them share a byte of a target. It may cost one call of a driver instead of many.
     ///

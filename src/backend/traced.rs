@@ -238,6 +238,10 @@ impl<B: Backend> Backend for Traced<B> {
         self.done(Op::CopyIn { from, to, stream: on }, result)
     }
 
+    fn has_batches(&self) -> bool {
+        self.inner.has_batches()
+    }
+
     fn copy_out_batch(
         &mut self,
         pieces: &[Piece],
@@ -403,6 +407,10 @@ impl Backend for Box<dyn Backend> {
 
     fn copy_in(&mut self, to: DeviceRange, from: PinnedRange, on: StreamId) -> Result<()> {
         (**self).copy_in(to, from, on)
+    }
+
+    fn has_batches(&self) -> bool {
+        (**self).has_batches()
     }
 
     fn copy_out_batch(

@@ -94,11 +94,16 @@ pub struct Options {
     /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.
     pub verify_slots_max: usize,
     /// Batches of rows of at most this many bytes each, on average, are moved by a kernel, larger
-    /// ones by a copy for each row: a copy engine takes some microseconds to start.
+    /// ones by a copy for each row: a copy engine takes some microseconds to start. Where the
+    /// device takes many copies at once, they have less than `batch_row_bytes_min`, too.
     pub pack_row_bytes_max: Bytes,
     /// Blocks of 256 threads that such a kernel may have, and so the multiprocessors it may take
     /// from compute; 0: none is launched, and each row is copied.
     pub pack_blocks_max: u32,
+    /// Rows of at least this many bytes each, on average, are left to the driver's call for many
+    /// copies at once, where it has one: a kernel queues behind compute, and copies do not. Each
+    /// row costs the host 0.4 microseconds there, so smaller ones would be no faster than it is.
+    pub batch_row_bytes_min: Bytes,
     /// Rows that no kernel moves go to the driver as one batch, where it has a call for that and
     /// they have at most this many bytes each, on average; zero: each by a call of its own.
     pub batch_row_bytes_max: Bytes,
@@ -142,6 +147,7 @@ impl Default for Options {
             verify_slots_max: 1024,
             pack_row_bytes_max: Bytes::mib(2),
             pack_blocks_max: 64,
+            batch_row_bytes_min: Bytes::kib(64),
             batch_row_bytes_max: Bytes::mib(1),
             nvtx: false,
             time_stalls: false,

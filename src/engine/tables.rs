@@ -38,9 +38,7 @@ impl Engine {
     /// Writes the table of the items that were cut; `None` where they are better copied one by one.
     pub(super) fn table(&mut self) -> Result<Option<usize>> {
         let rows = self.packer.layout.rows().max(1);
-        let average = self.packer.layout.bytes().0 / rows as u64;
-        let is_off = self.options.pack_blocks_max == 0 || self.packer.has_no_kernels;
-        if is_off || average > self.options.pack_row_bytes_max.0 {
+        if !self.packs(Bytes(self.packer.layout.bytes().0 / rows as u64)) {
             return Ok(None);
         }
         let len = pack::ENTRY_BYTES.0 * self.packer.cut.len() as u64;
@@ -53,6 +51,15 @@ impl Engine {
         block.write(Bytes::ZERO, bytes)?;
         self.seen(noted)?;
         Ok(Some(index))
+    }
+
+    /// Is a kernel the best way for rows of that length?
+    fn packs(&self, row: Bytes) -> bool {
+        let options = &self.options;
+        let has_kernels = options.pack_blocks_max > 0 && !self.packer.has_no_kernels;
+        let range = options.batch_row_bytes_min..=options.batch_row_bytes_max;
+        let goes_as_batch = range.contains(&row) && self.backend.has_batches();
+        has_kernels && row <= options.pack_row_bytes_max && !goes_as_batch
     }
 
     /// A table that no kernel reads, in one registration. Where there are as many as there may be,

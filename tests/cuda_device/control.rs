@@ -1,8 +1,8 @@
-//! What NVIDIA's memcheck makes of a free that comes after a copy, in four programs of one driver
-//! call a verb. They decide nothing: each is run by itself under the tool, which has to be silent
-//! about the first, and to report the last, before its word on the two between counts:
-//! `compute-sanitizer --tool memcheck --track-stream-ordered-races all test-cuda_device --ignored
-//! --exact control::a_free_behind_a_wait`.
+//! What NVIDIA's memcheck makes of a free that comes after a copy, in five programs of one driver
+//! call a verb: it takes a wait for order, and an answer for none. So it is silent about the first,
+//! and reports the other four, of which only the last has a fault. Each is run by itself under the
+//! tool: `compute-sanitizer --tool memcheck --track-stream-ordered-races all test-cuda_device
+//! --ignored --exact control::a_free_behind_a_wait`.
 
 use crate::device::{Host, cuda, range};
 use lightering::backend::{Backend, Timing};
@@ -17,6 +17,8 @@ enum Behind {
     Answer,
     /// As `Answer`; the event in front of the copy is recorded anew before it.
     AnswerAmongOthers,
+    /// As `Answer`; the event that answered is recorded anew, on the other stream, before the free.
+    AnswerRecordedAnew,
     Nothing,
 }
 
@@ -35,13 +37,16 @@ fn free_after_copy(behind: Behind) {
     match behind {
         Behind::Nothing => {}
         Behind::Wait => cuda.wait(compute, end, Site::Outside).unwrap(),
-        Behind::Answer | Behind::AnswerAmongOthers => {
+        Behind::Answer | Behind::AnswerAmongOthers | Behind::AnswerRecordedAnew => {
             if behind == Behind::AnswerAmongOthers {
                 cuda.record(taken, compute).unwrap();
                 cuda.wait(lane, taken, Site::Outside).unwrap();
                 cuda.record(next, lane).unwrap();
             }
             while !cuda.query(end, Site::Outside).unwrap() {}
+            if behind == Behind::AnswerRecordedAnew {
+                cuda.record(end, compute).unwrap();
+            }
         }
     }
     cuda.free_device(at, compute).unwrap();
@@ -65,6 +70,12 @@ fn a_free_behind_an_answer() {
 #[ignore = "needs a CUDA device, and NVIDIA's memcheck around it"]
 fn a_free_behind_an_answer_among_other_events() {
     free_after_copy(Behind::AnswerAmongOthers);
+}
+
+#[test]
+#[ignore = "needs a CUDA device, and NVIDIA's memcheck around it"]
+fn a_free_behind_an_answer_whose_event_is_recorded_anew() {
+    free_after_copy(Behind::AnswerRecordedAnew);
 }
 
 #[test]

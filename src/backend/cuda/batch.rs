@@ -81,7 +81,7 @@ const DEFAULT_STREAMS: usize = 2;
 
 /// The call, by its signature.
 #[derive(Clone, Copy, Debug)]
-enum Call {
+pub(super) enum Call {
     First(First),
     Second(Second),
 }
@@ -110,7 +110,8 @@ impl BatchCall {
         BatchCall { call, is_refused: AtomicBool::new(false) }
     }
 
-    fn get(&self) -> Option<Call> {
+    /// The call, unless it was refused.
+    pub(super) fn get(&self) -> Option<Call> {
         self.call.filter(|_| !self.is_refused.load(Ordering::Relaxed))
     }
 }

@@ -119,6 +119,11 @@ impl Context {
         Ok(Context { driver, about, pci_address, pool, kernels, roll, can_map, device, raw, latch })
     }
 
+    /// Has the driver a call for many copies at once, and did it not refuse it?
+    pub(super) fn has_batches(&self) -> bool {
+        self.driver.batch().get().is_some()
+    }
+
     /// Is the handle this context's?
     pub(super) fn is(&self, raw: CUcontext) -> bool {
         raw as usize == self.raw

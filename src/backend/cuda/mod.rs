@@ -212,6 +212,10 @@ impl Backend for Cuda {
         self.enqueue_in(to, from, on)
     }
 
+    fn has_batches(&self) -> bool {
+        self.context.has_batches()
+    }
+
     fn copy_out_batch(
         &mut self,
         pieces: &[Piece],
