@@ -59,9 +59,13 @@ pub mod trace;
 pub mod unit;
 
 pub use backend::open;
+pub use copy::Transfer;
 pub use engine::{Acquire, Engine, Evict, Options, Shared, Stats};
 pub use error::{Error, Kind, Missing, Misuse, Result};
-pub use pinned::{Budget, PinnedPool, PoolOptions};
+pub use pinned::{
+    Budget, Growth, PinnedPool, PoolOptions, Progress, Reservation, State as ReservationState,
+};
+pub use policy::Kept;
 pub use storage::{Residency, Storage, Tier};
 pub use unit::{
     Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Key, MemoryId, Name, PinnedPtr, PinnedRange,
