@@ -1,8 +1,8 @@
 //! The engine: one owner per device, where policy, prefetch and storage meet.
 //!
 //! What it is not: a thread. It acts inside its verbs and nowhere else; no verb calls back, takes a
-//! lock besides the pool's, or blocks, but for one that wants memory at a fixed address while there
-//! is none (`fixed.rs`): bounded, and counted.
+//! lock besides the pool's, or waits on the host but where `docs/design.md` lists it (section 6):
+//! for memory at a fixed address, for page-locking in the first step, for a driver that fails.
 //!
 //! Invariant: the nine laws at the top of the crate. Each wait and each question names its site. A
 //! driver that fails can leave a copy whose end nobody knows; then every verb is refused until it
