@@ -300,3 +300,68 @@ fn b10_few_events_and_no_step_do_not_stop_the_engine_for_ever() {
     }
     assert!(kept < 20, "{kept} of 200 were kept");
 }
+
+/// A backward pass runs ahead of its device. The inputs that left last come back before their
+/// copies ran; once ended they kept on the device all that ended after them, 63 inputs of 64.
+#[test]
+fn b26_bytes_that_nothing_touches_wait_for_nobodys_copy() {
+    for streams in [1, 2] {
+        let bounds = Options { unreleased_bytes_max: Bytes::mib(1), ..options() };
+        let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), bounds, streams);
+        let on = rig.streams[0].engine;
+        let [left, other] = [1, 2].map(|seed| {
+            let range = rig.take(0, LEN).unwrap();
+            rig.fill(0, range, seed);
+            rig.engine.adopt(range, "x").unwrap()
+        });
+        let (left_id, other_id) = (left.id(), other.id());
+        rig.engine.evict(left_id, on).unwrap();
+        ready(rig.engine.acquire(left_id, on).unwrap());
+        drop((left, other));
+        let first = rig.engine.releasable(on).unwrap();
+        if streams == 1 {
+            assert_eq!(first, Some(other_id), "it waits for the copy of another");
+            assert_eq!(rig.engine.releasable(on).unwrap(), None, "a copy reads these");
+        } else {
+            assert_eq!(first, None, "no stream is known past this moment");
+        }
+        let mut named = Vec::new();
+        // Of several streams the next ones take a moment of their own, marked by a call.
+        for _ in 0..streams {
+            rig.sim.sync().unwrap();
+            while let Some(id) = rig.engine.releasable(on).unwrap() {
+                named.push(id);
+            }
+            rig.sim.sync().unwrap();
+        }
+        let expected = if streams == 1 { vec![left_id] } else { vec![other_id, left_id] };
+        assert_eq!(named, expected);
+        rig.assert_right();
+    }
+}
+
+/// Without that, what came back before it had left and then ended is of no bound.
+#[test]
+fn b27_ended_bytes_that_a_copy_still_reads_are_of_the_bound() {
+    let bounds = Options { unreleased_bytes_max: Bytes(2 * LEN.0), ..options() };
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), bounds, 1);
+    let on = rig.streams[0].engine;
+    for seed in 0..6 {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, seed);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        rig.engine.evict(storage.id(), on).unwrap();
+        ready(rig.engine.acquire(storage.id(), on).unwrap());
+    }
+    let mut named = 0;
+    while rig.engine.releasable(on).unwrap().is_some() {
+        named += 1;
+    }
+    assert_eq!(named, 4, "the stream waits for all but two");
+    rig.sim.sync().unwrap();
+    while rig.engine.releasable(on).unwrap().is_some() {
+        named += 1;
+    }
+    assert_eq!((named, rig.engine.stats().storages), (6, 0));
+    rig.assert_right();
+}

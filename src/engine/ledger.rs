@@ -27,6 +27,8 @@ pub(super) struct Ledger {
     queues: [Queue; 3],
     next_ticket: u64,
     pub(super) latest: Option<StorageId>,
+    /// Of frameworks' storages that ended, and were not evicted then.
+    buried_bytes: Bytes,
     /// The stream has passed this copy of the out lane, and so all before it.
     pub(super) passed_out: u64,
     /// The points of the last fence, gone; kept for its room.
@@ -60,6 +62,7 @@ impl Ledger {
             queues: Default::default(),
             next_ticket: 1,
             latest: None,
+            buried_bytes: Bytes::ZERO,
             passed_out: 0,
             points: Vec::new(),
         }
@@ -69,7 +72,7 @@ impl Ledger {
     pub(super) fn enter(&mut self, id: StorageId, owner: Owner, len: Bytes) -> u64 {
         self.queue(owner).unreleased_bytes += len;
         self.latest = Some(id);
-        self.list(id, owner)
+        self.list(id, owner, false)
     }
 
     /// An eviction ended: the bytes went, or it was taken back.
@@ -77,10 +80,20 @@ impl Ledger {
         self.queue(owner).unreleased_bytes -= len;
     }
 
-    /// Bytes evicted and not given back, of which the stream can be made to wait.
+    /// A framework's storage ended that is not evicted; its bytes are to go.
+    pub(super) fn buried(&mut self, len: Bytes) {
+        self.buried_bytes += len;
+    }
+
+    /// They went.
+    pub(super) fn unburied(&mut self, len: Bytes) {
+        self.buried_bytes -= len;
+    }
+
+    /// Bytes that are to go and did not, for whose copies the stream can be made to wait.
     pub(super) fn waitable_bytes(&self) -> Bytes {
         let [owned, adopted, _] = &self.queues;
-        owned.unreleased_bytes + adopted.unreleased_bytes
+        owned.unreleased_bytes + adopted.unreleased_bytes + self.buried_bytes
     }
 
     /// All bytes evicted and not given back.
@@ -103,10 +116,14 @@ impl Ledger {
         !self.queues[owner as usize].places.is_empty()
     }
 
-    pub(super) fn list(&mut self, id: StorageId, owner: Owner) -> u64 {
+    /// Gives a storage a place: the last one, or the first one that no fence covers.
+    pub(super) fn list(&mut self, id: StorageId, owner: Owner, is_ahead: bool) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.queue(owner).places.push_back((id, ticket));
+        let queue = self.queue(owner);
+        let covered = queue.fence.as_ref().map_or(0, |fence| fence.covers);
+        let place = if is_ahead { covered } else { queue.places.len() };
+        queue.places.insert(place, (id, ticket));
         ticket
     }
 

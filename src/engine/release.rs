@@ -10,6 +10,7 @@
 //! ```text
 //!   evicted, not given back:   a  b  c  d     within the bound: only those known done go
 //!                              ^oldest  ^latest        above: the stream waits for a, a goes
+//!   ended, touched by nothing: ahead of them; ended, touched by a copy: behind, and of the bound
 //! ```
 //!
 //! Part of the engine.
@@ -248,6 +249,7 @@ impl Engine {
         let Some(range) = slot.range else { return Ok(()) };
         let (owner, len, home, is_dropped) = (slot.owner, slot.len, slot.home, slot.is_dropped);
         let was_evicting = slot.residency() == Residency::Evicting;
+        let was_buried = is_dropped && slot.ticket != 0 && !was_evicting;
         let stream = self.ledgers[on].stream;
         if owner == Owner::Engine {
             self.free(range, stream)?;
@@ -260,6 +262,9 @@ impl Engine {
         if was_evicting {
             self.ledgers[home].leave(owner, len);
             self.stats.released_bytes += len.0;
+        }
+        if was_buried && owner == Owner::Framework {
+            self.ledgers[home].unburied(len);
         }
         if is_dropped {
             return self.forget(id);
@@ -307,14 +312,31 @@ impl Engine {
         self.refusal(ended).map(|_| ())
     }
 
-    /// Lists a storage that ended, whose device bytes are still to go.
+    /// Lists a storage that ended, whose device bytes are still to go: ahead of the others where
+    /// nothing touches them, so that it waits for nobody's copy.
     fn bury(&mut self, id: StorageId, on: usize) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "drop")?;
-        if slot.residency() != Residency::Evicting {
+        let was_evicting = slot.residency() == Residency::Evicting;
+        if !was_evicting {
             slot.home = on;
         }
-        slot.ticket = self.ledgers[slot.home].list(id, slot.owner);
-        self.give_up_block(id)
+        let (home, owner, len) = (slot.home, slot.owner, slot.len);
+        let may_go = match owner {
+            Owner::Framework if self.ledgers.len() == 1 => self.copies_passed(id, home, false),
+            Owner::Framework => self.copies_done(id, Site::ReleaseQuery),
+            // The engine's own go in the order of a stream, whoever is ahead.
+            Owner::Engine => Ok(false),
+            Owner::Fixed => self.copies_done(id, Site::UnmapQuery),
+        };
+        let ledger = &mut self.ledgers[home];
+        if owner == Owner::Framework && !was_evicting {
+            ledger.buried(len);
+        }
+        let ticket = ledger.list(id, owner, matches!(may_go, Ok(true)));
+        self.slots.get_mut(id.0, "drop")?.ticket = ticket;
+        self.give_up_block(id)?;
+        // What could not be asked is asked again, of the oldest.
+        self.refusal(may_go).map(|_| ())
     }
 
     /// The block of a storage that ended goes back at once, busy while a copy uses it: whoever
