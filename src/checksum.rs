@@ -74,7 +74,8 @@ struct Leaving {
     seq: u64,
 }
 
-/// A copy-in whose bytes were not compared yet; it says all that a report needs.
+/// Bytes that were not compared yet, of a copy-in or of an eviction that copies nothing; it says
+/// all that a report needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     /// Whose bytes.
@@ -143,14 +144,13 @@ impl Checks {
                 return Err(error);
             }
         };
-        let room = |way| if way == Way::Out { 0 } else { slots_max };
         Ok(Checks {
             scratch,
             mirror,
             slots_max,
             uses: vec![0; slots_max],
             leaving: VecDeque::with_capacity(slots_max),
-            arriving: Way::ALL.map(|way| VecDeque::with_capacity(room(way))),
+            arriving: Way::ALL.map(|_| VecDeque::with_capacity(slots_max)),
         })
     }
 
@@ -240,7 +240,8 @@ impl Checks {
         Sum::Coming(at)
     }
 
-    /// A copy-in was enqueued with its sum; `seq` is its end's number.
+    /// A copy-in, or an eviction without a copy, was enqueued with its sum; `seq` is its end's
+    /// number.
     pub fn arrived(&mut self, at: SumSlot, arrival: Arrival, seq: u64) {
         if let Sum::Coming(left) = arrival.sum {
             self.uses[left.index as usize] += 1;
@@ -269,7 +270,8 @@ impl Checks {
         Ok(Some((storage, Sum::Coming(at), Sum::Known(sum))))
     }
 
-    /// The oldest copy-in on `lane`, if it is known done, and whether what arrived is what left.
+    /// The oldest copy-in on `lane`, if it is known done, and whether what arrived is what left. On
+    /// the way out: the oldest eviction that copies nothing.
     ///
     /// # Errors
     /// Those of [`Backend::note`].
@@ -285,7 +287,8 @@ impl Checks {
         }
         let (arrival, at) = (front.arrival, front.at);
         let arrived = self.read(backend, at)?;
-        // The copy-in came behind the copy-out of its block (E4), so that is done as well.
+        // The copy-in came behind the copy-out of its block (E4), and a sum without a copy on the
+        // same lane, so that is done as well.
         let left = match arrival.sum {
             Sum::Known(sum) => sum,
             Sum::Coming(left) => self.read(backend, left)?,

@@ -119,6 +119,8 @@ pub struct Error {
 struct Inner {
     kind: Kind,
     op: &'static str,
+    /// The call inside of that operation that failed; empty where it is the operation itself.
+    call: &'static str,
     /// What kind of thing the call's handle names; empty where none is known.
     noun: &'static str,
     at: Option<Name>,
@@ -131,13 +133,24 @@ impl Error {
     /// An error of `kind`, met in the operation `op`.
     pub fn new(kind: Kind, op: &'static str) -> Error {
         let detail = Cow::Borrowed("");
-        let inner = Inner { kind, op, noun: "", at: None, bytes: None, code: None, detail };
+        let (noun, call) = ("", "");
+        let inner = Inner { kind, op, call, noun, at: None, bytes: None, code: None, detail };
         Error { inner: Box::new(inner) }
     }
 
     /// A refused call.
     pub fn usage(misuse: Misuse, op: &'static str) -> Error {
         Error::new(Kind::Usage(misuse), op)
+    }
+
+    /// Says in which verb it was met: the one that the caller knows. What it was met in until now
+    /// is the call that failed. The first verb to say so counts.
+    #[must_use]
+    pub fn during(mut self, verb: &'static str) -> Error {
+        if self.inner.call.is_empty() && self.inner.op != verb {
+            self.inner.call = std::mem::replace(&mut self.inner.op, verb);
+        }
+        self
     }
 
     /// Adds what the refused handle names: "storage", "stream", "event".
@@ -188,10 +201,16 @@ impl Error {
         }
     }
 
-    /// The operation it was met in. For [`Kind::Lost`] it is where the loss was *first seen*: a
-    /// driver reports a fault at whichever call comes next.
+    /// The operation it was met in: the verb that was called. For [`Kind::Lost`] it is where the
+    /// loss was *first seen*: a driver reports a fault at whichever call comes next.
     pub fn op(&self) -> &'static str {
         self.inner.op
+    }
+
+    /// The call inside of that verb that failed, where it was not the verb itself: one of the
+    /// driver seam (`alloc_device`, `create_memory`), or of the pool (`lend`).
+    pub fn call(&self) -> Option<&'static str> {
+        Some(self.inner.call).filter(|call| !call.is_empty())
     }
 
     /// Name of the storage it is about.
@@ -291,6 +310,9 @@ impl fmt::Display for Error {
         if let Some(bytes) = inner.bytes {
             write!(f, " [{bytes}]")?;
         }
+        if !inner.call.is_empty() {
+            write!(f, " [in {}]", inner.call)?;
+        }
         if let Some((code, name)) = inner.code {
             write!(f, " [driver code {code} {name}]")?;
         }
@@ -321,6 +343,18 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         assert!(!text.contains('\n') && error.is_retryable());
+    }
+
+    #[test]
+    fn an_error_names_the_verb_of_its_caller_and_then_the_call_that_failed() {
+        let error = Error::new(Kind::OutOfMemory, "create_memory").during("alloc_fixed");
+        assert_eq!((error.op(), error.call()), ("alloc_fixed", Some("create_memory")));
+        assert_eq!(error.to_string(), "alloc_fixed: out of device memory [in create_memory]");
+        // Neither is lost on the way up, and a verb is no cause of itself.
+        let again = error.clone().during("offer");
+        assert_eq!(again, error);
+        let own = Error::usage(Misuse::Empty, "alloc").during("alloc");
+        assert_eq!((own.op(), own.call()), ("alloc", None));
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! once.
 //!
 //! Invariant: a piece of memory is mapped for one storage, idle here, or owed to the device; what
-//! cannot be given back now is tried again. No more than `idle_max` pieces are idle between calls.
+//! cannot be given back now is tried again. No more than `idle_max` pieces are idle between calls,
+//! and none of them was taken by a call that failed.
 //!
 //! ```text
 //!   reserve -> Fixed { range }   map: idle pieces of the right length, else new ones
@@ -67,14 +68,25 @@ pub struct Handles {
     unmapped_count: u64,
     /// Names of pieces, for one call; kept for its room.
     names: Vec<MemoryId>,
+    /// Those that were taken from the device in one call; kept for its room.
+    fresh: Vec<MemoryId>,
 }
 
 impl Handles {
     /// An empty pool.
     pub fn new(limits: HandleLimits) -> Handles {
-        let (idle, owed_memory, owed_ranges, names) = Default::default();
+        let (idle, owed_memory, owed_ranges, names, fresh) = Default::default();
         let (mapped_bytes, unmapped_count) = (Bytes::ZERO, 0);
-        Handles { limits, idle, owed_memory, owed_ranges, mapped_bytes, unmapped_count, names }
+        Handles {
+            limits,
+            idle,
+            owed_memory,
+            owed_ranges,
+            mapped_bytes,
+            unmapped_count,
+            names,
+            fresh,
+        }
     }
 
     /// Bytes of memory that is mapped.
@@ -115,7 +127,8 @@ impl Handles {
     /// Maps memory over all of a range where nothing is mapped: what is idle, or new.
     ///
     /// # Errors
-    /// Those of [`Backend::create_memory`] and [`Backend::map_memory`]; nothing is mapped then.
+    /// Those of [`Backend::create_memory`] and [`Backend::map_memory`]; nothing is mapped then, and
+    /// what was idle is idle again.
     pub fn map(&mut self, backend: &mut dyn Backend, fixed: &mut Fixed) -> Result<()> {
         assert!(!fixed.is_mapped(), "memory is mapped once");
         let granularity = backend.map_granularity()?;
@@ -123,6 +136,7 @@ impl Handles {
         let cut = Bytes(cut.max(granularity.0));
         let mut left = fixed.range.len();
         let mut taken = Ok(());
+        self.fresh.clear();
         while taken.is_ok() && !left.is_zero() {
             let len = left.min(cut);
             taken = self.take(backend, len).map(|piece| {
@@ -137,7 +151,10 @@ impl Handles {
         });
         match mapped {
             Ok(()) => self.mapped_bytes += fixed.range.len(),
-            Err(_) => self.put_back(backend, fixed),
+            Err(_) => {
+                self.drop_fresh(backend, fixed);
+                self.put_back(backend, fixed);
+            }
         }
         mapped
     }
@@ -202,8 +219,26 @@ impl Handles {
         let found = self.idle.iter().rposition(|(_, idle)| *idle == len);
         match found.and_then(|at| self.idle.remove(at)) {
             Some(piece) => Ok(piece),
-            None => Ok((backend.create_memory(len)?, len)),
+            None => {
+                let name = backend.create_memory(len)?;
+                self.fresh.push(name);
+                Ok((name, len))
+            }
         }
+    }
+
+    /// What a call took that failed goes back to the device: whoever asked has nothing of it.
+    fn drop_fresh(&mut self, backend: &mut dyn Backend, fixed: &mut Fixed) {
+        let mut fresh = std::mem::take(&mut self.fresh);
+        fixed.pieces.retain(|piece| {
+            let is_fresh = fresh.contains(&piece.0);
+            if is_fresh {
+                self.close(backend, *piece);
+            }
+            !is_fresh
+        });
+        fresh.clear();
+        self.fresh = fresh;
     }
 
     /// The pieces of a range where they are not mapped, or not any more.

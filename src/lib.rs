@@ -32,8 +32,8 @@
 //! 4. [`Engine::wanted`] names it again in the order readers are expected; [`Engine::prefetch`]
 //!    brings it home ahead of its reader, into room taken by its owner (E5), behind the copy-out of
 //!    the same block (E4).
-//! 5. [`Engine::acquire`] orders the reader's stream behind the copy-in (E6). The host never waits.
-//!    Who writes the bytes from then on says so by [`Engine::note`], or the host copy counts.
+//! 5. [`Engine::acquire`] orders the reader's stream behind the copy-in (E6). The host waits for no
+//!    copy. Who will write the bytes calls [`Engine::acquire_mut`]: the host copy counts no more.
 //! 6. The block stays as a clean host copy until [`Engine::take`], or until the storage ends by
 //!    [`Engine::release`] or by dropping its handle; then the pool has it back, tagged with the
 //!    event of its last copy.
@@ -59,9 +59,13 @@ pub mod trace;
 pub mod unit;
 
 pub use backend::open;
+pub use copy::Transfer;
 pub use engine::{Acquire, Engine, Evict, Options, Shared, Stats};
 pub use error::{Error, Kind, Missing, Misuse, Result};
-pub use pinned::{Budget, PinnedPool, PoolOptions};
+pub use pinned::{
+    Budget, Growth, PinnedPool, PoolOptions, Progress, Reservation, State as ReservationState,
+};
+pub use policy::Kept;
 pub use storage::{Residency, Storage, Tier};
 pub use unit::{
     Bytes, DeviceId, DevicePtr, DeviceRange, EventId, Key, MemoryId, Name, PinnedPtr, PinnedRange,

@@ -206,6 +206,9 @@ pub struct Slot {
     /// Its place in the queue of those whose device bytes are to go; 0 where it is in none. A place
     /// left in a queue from before it was taken back is thereby nobody's.
     pub ticket: u64,
+    /// A writer asked for the bytes and did not get them yet: who brings them home gives the host
+    /// copy up.
+    pub is_to_be_written: bool,
     /// Its handle is gone; it lives on only until its device bytes may be dropped.
     pub is_dropped: bool,
     residency: Residency,
@@ -281,6 +284,7 @@ impl Slot {
             readers: StreamSet::default(),
             ordinal: None,
             ticket: 0,
+            is_to_be_written: false,
             is_dropped: false,
             residency: Residency::Resident,
         }

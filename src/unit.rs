@@ -8,6 +8,7 @@
 //! ```text
 //!   bytes  Bytes                 range  DevicePtr, DeviceRange, PinnedPtr, PinnedRange
 //!   name   Name                  key    Key -> StreamId, EventId, MemoryId, StorageId
+//!   spare  what host memory there is to spare
 //! ```
 //!
 //! Everyone may use it.
@@ -17,12 +18,14 @@ mod key;
 mod name;
 mod near;
 mod range;
+mod spare;
 
 pub use bytes::Bytes;
 pub use key::{EventId, Key, MemoryId, StorageId, StreamId, Table, next_owner};
 pub use name::Name;
 pub use near::{IdMap, NearHasher};
 pub use range::{DevicePtr, DeviceRange, PinnedPtr, PinnedRange};
+pub(crate) use spare::Spare;
 
 use std::fmt;
 

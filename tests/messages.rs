@@ -6,8 +6,8 @@
 mod support;
 
 use lightering::backend::Backend;
-use lightering::backend::sim::{Config, World};
-use lightering::{Bytes, Error, Kind, Missing, Misuse, Options};
+use lightering::backend::sim::{Config, Fault, FaultPlan, Spot, World};
+use lightering::{Bytes, Error, Evict, Kind, Missing, Misuse, Options, StreamId};
 use support::{Rig, options, small_pool};
 
 const LEN: Bytes = Bytes::kib(8);
@@ -99,4 +99,73 @@ fn a_stream_too_many_is_no_reason_to_try_again_later() {
     says(&error, &["1 streams are served already", "raise Options::streams_max"]);
     let first = rig.sim.raw_stream(rig.streams[0].here).unwrap();
     assert_eq!(rig.engine.adopt_stream(first).unwrap(), rig.streams[0].engine);
+}
+
+fn small_device(spot: Spot, nth: u64, fault: Fault) -> (Rig, StreamId) {
+    let faults = FaultPlan::default().at(spot, nth, fault);
+    let config = Config { faults, device_bytes: Bytes::kib(64), ..Config::adversary(7) };
+    let rig = Rig::new(config, small_pool(Bytes::kib(64)), options(), 1);
+    let on = rig.streams[0].engine;
+    (rig, on)
+}
+
+/// The verb that was called, and then which call of it failed.
+fn is_told_as(error: &Error, verb: &'static str, call: &'static str) {
+    assert_eq!((error.op(), error.call()), (verb, Some(call)), "{error}");
+    says(error, &[&format!("{verb}: "), &format!("[in {call}]")]);
+}
+
+#[test]
+fn a_caller_reads_the_verb_it_called_and_which_call_of_the_driver_failed() {
+    let (mut rig, on) = small_device(Spot::Any, u64::MAX, Fault::Refuse);
+    let large = Bytes::kib(80);
+    is_told_as(&rig.engine.alloc(large, on, "x").unwrap_err(), "alloc", "alloc_device");
+    is_told_as(
+        &rig.engine.alloc_fixed(large, on, "x").unwrap_err(),
+        "alloc_fixed",
+        "create_memory",
+    );
+    // A reader of bytes whose room was taken by others meanwhile, by either verb.
+    let storage = rig.engine.alloc(Bytes::kib(48), on, "x").unwrap();
+    let range = rig.engine.range(storage.id()).unwrap();
+    rig.fill(0, range, 1);
+    assert!(matches!(rig.engine.evict(storage.id(), on).unwrap(), Evict::Moving(_)));
+    rig.engine.flush(on).unwrap();
+    let _thief = rig.take(0, Bytes::kib(40)).unwrap();
+    let read = rig.engine.acquire(storage.id(), on).unwrap_err();
+    is_told_as(&read, "acquire", "alloc_device");
+    let write = rig.engine.acquire_mut(storage.id(), on).unwrap_err();
+    is_told_as(&write, "acquire_mut", "alloc_device");
+    says(&write, &["out of device memory", "[storage \"x\"]", "[48.00 KiB]", "driver code 2"]);
+}
+
+#[test]
+fn a_verb_inside_of_a_verb_is_not_named_for_the_one_that_was_called() {
+    let leaving = |offers: bool| {
+        let (mut rig, on) = small_device(Spot::Copy, 1, Fault::Refuse);
+        let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+        let range = rig.engine.range(storage.id()).unwrap();
+        rig.fill(0, range, 1);
+        match offers {
+            true => rig.engine.offer(storage.id(), on).unwrap_err(),
+            false => rig.engine.evict(storage.id(), on).unwrap_err(),
+        }
+    };
+    is_told_as(&leaving(false), "evict", "copy_out");
+    is_told_as(&leaving(true), "offer", "copy_out");
+    let asking = |marks: bool| {
+        let (mut rig, on) = small_device(Spot::Query, 1, Fault::Fatal(700));
+        let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+        rig.engine.evict(storage.id(), on).unwrap();
+        let lost = match marks {
+            true => rig.engine.mark_step().unwrap_err(),
+            false => rig.engine.step().unwrap_err(),
+        };
+        // Where it was seen first stays what later verbs say.
+        assert_eq!(rig.engine.flush(on).unwrap_err(), lost);
+        assert!(lost.is_lost());
+        lost
+    };
+    is_told_as(&asking(false), "step", "query");
+    is_told_as(&asking(true), "mark_step", "query");
 }

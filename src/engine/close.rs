@@ -32,13 +32,18 @@ impl Engine {
     /// as they left, one at a call; all else was done, and the engine goes on.
     pub fn step(&mut self) -> Result<()> {
         self.begin_or_report("step")?;
+        self.step_for()
+    }
+
+    /// On behalf of the verb that was begun.
+    pub(super) fn step_for(&mut self) -> Result<()> {
         self.poll_lanes()?;
         self.settle_blocks()?;
         self.settle_stalls()?;
         self.settle_spans(self.options.step_queries_max)?;
         self.settle_sums(self.options.step_queries_max, self.options.verify_slots_max)?;
         self.release_all()?;
-        self.report("step")
+        self.report(self.verb)
     }
 
     /// Frees what may go, on every stream on which work may be enqueued now.

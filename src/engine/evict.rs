@@ -31,8 +31,10 @@ use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
 pub enum Evict {
     /// The copy-out is enqueued.
     Moving(Transfer),
-    /// The host copy is current, as far as the engine was told: nothing has to be copied. Bytes
-    /// written since they came back without [`Engine::note`] of that write are **not** kept.
+    /// The host copy is current, as nobody acquired the bytes to write them: nothing has to be
+    /// copied. Bytes that a *reader* wrote are **not** kept: call [`Engine::acquire_mut`], or
+    /// [`Engine::note`] the write. With [`Options::verify`](super::Options::verify) such a write is
+    /// found, and the storage reported `Corrupt`.
     Clean,
     /// The storage stays on the device.
     Kept(Kept),
@@ -65,7 +67,7 @@ impl Engine {
                 Ok(None)
             }
             Advice::Evict(Some(homed)) => {
-                let became = self.evict(homed.storage, homed.stream)?;
+                let became = self.evict_for(homed.storage, homed.stream)?;
                 Ok(Some((homed.storage, became)))
             }
         }
@@ -75,22 +77,26 @@ impl Engine {
     /// was enqueued, as it is current now. Returns at once; the bytes stay readable on the device
     /// until they are released.
     ///
-    /// A storage that came back is copied out again only if a write of it was noted: who acquires
-    /// is taken for a reader. So before work that *writes* acquired bytes is enqueued, say so by
-    /// [`Engine::note`] with [`Use::write`]; else the host copy from before is what comes home.
+    /// A storage that came back is copied out again only if somebody acquired it by
+    /// [`Engine::acquire_mut`], or noted a write of its bytes ([`Engine::note`]); for readers the
+    /// host copy from before is as good.
     ///
     /// # Errors
     /// `Usage(State)` where it is not resident; `Corrupt` where it is lost; `Usage` for handles,
     /// lanes as streams, and streams under capture; driver errors, after which the storage is
     /// resident as before.
     pub fn evict(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
-        const OP: &str = "evict";
-        let _range = self.mark(OP, id);
-        self.begin(OP)?;
-        let on = self.open_stream(compute, OP)?;
+        self.begin("evict")?;
+        self.evict_for(id, compute)
+    }
+
+    /// On behalf of the verb that was begun.
+    fn evict_for(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
+        let _range = self.mark("evict", id);
+        let on = self.open_stream(compute, self.verb)?;
         self.make_slots()?;
-        let slot = self.slot(id, OP)?;
-        slot.must_be(Residency::Resident, OP)?;
+        let slot = self.slot(id, self.verb)?;
+        slot.must_be(Residency::Resident, self.verb)?;
         let has_copy = slot.block.is_some();
         self.policy.forget(id);
         if self.prefetcher.pass_is_over() {
@@ -105,6 +111,9 @@ impl Engine {
 
     /// The host copy is current: the device bytes can go as they are.
     fn evict_clean(&mut self, id: StorageId, on: usize) -> Result<Evict> {
+        if let Some(became) = self.sum_clean(id, on)? {
+            return Ok(became);
+        }
         let slot = self.slots.get(id.0, "evict")?;
         let (readers, owner, len) = (slot.readers, slot.owner, slot.len);
         if owner != Owner::Fixed {
@@ -119,7 +128,7 @@ impl Engine {
     fn evict_copy(&mut self, id: StorageId, on: usize) -> Result<Evict> {
         let slot = self.slots.get(id.0, "evict")?;
         let (len, name) = (slot.len, slot.name);
-        let Some(range) = slot.range else { return Err(slot.refuse("evict")) };
+        let Some(range) = slot.range else { return Err(slot.refuse(self.verb)) };
         let limits = self.options.lane();
         if self.out.is_full(limits) {
             self.poll_out()?;
@@ -164,7 +173,7 @@ impl Engine {
 
     /// The copy-out failed, and the storage stays. What was enqueued fills the block, and reads the
     /// device bytes: E2 and E7 count for it, too.
-    fn stays(
+    pub(super) fn stays(
         &mut self,
         id: StorageId,
         on: usize,
@@ -219,7 +228,7 @@ impl Engine {
         Ok(lent)
     }
 
-    fn keep(&mut self, id: StorageId, why: Kept) -> Evict {
+    pub(super) fn keep(&mut self, id: StorageId, why: Kept) -> Evict {
         if let Ok(slot) = self.slots.get(id.0, "evict") {
             self.stats.keep(why, slot.len);
         }
@@ -236,10 +245,8 @@ impl Engine {
         after: Option<&Point>,
         at: Option<SumSlot>,
     ) -> std::result::Result<End, CopyFailed> {
-        let ordered = self.order_out(id, range, on, after);
-        if let Err(error) = ordered {
-            return Err(CopyFailed::before(error));
-        }
+        self.note_producer(id, range, on).map_err(CopyFailed::before)?;
+        self.order_out(id, on, after).map_err(CopyFailed::before)?;
         let limits = self.options.lane();
         let mut sum = self.checks.as_ref().zip(at).map(|(checks, at)| {
             move |backend: &mut dyn Backend| checks.enqueue(backend, at, range)
@@ -250,10 +257,23 @@ impl Engine {
         self.out.copy_out(&mut self.backend, &mut self.events, limits, job, range, block)
     }
 
-    fn order_out(
+    /// With `note_uses`: the bytes that are about to leave were written by their producer.
+    fn note_producer(&mut self, id: StorageId, range: DeviceRange, on: usize) -> Result<()> {
+        let slot = self.slots.get(id.0, "evict")?;
+        let is_first = Engine::others(slot.readers, on).is_empty() && slot.out_of_these().is_none();
+        if self.options.note_uses && is_first {
+            // Where other streams have read them since, or an eviction that failed half way, the
+            // write is older: not told again.
+            let by = Actor::Stream(self.ledgers[on].stream);
+            self.backend.note(by, &[Use::write(range)])?;
+        }
+        Ok(())
+    }
+
+    /// The out lane's next work comes behind all that uses the bytes now, and behind `after`.
+    pub(super) fn order_out(
         &mut self,
         id: StorageId,
-        range: DeviceRange,
         on: usize,
         after: Option<&Point>,
     ) -> Result<()> {
@@ -261,10 +281,6 @@ impl Engine {
         let readers = self.slots.get(id.0, "evict")?.readers;
         let backend = &mut self.backend;
         let others = Engine::others(readers, on);
-        if self.options.note_uses && others.is_empty() {
-            // Where other streams have read them since, the write is older: not told again.
-            backend.note(Actor::Stream(compute), &[Use::write(range)])?;
-        }
         self.after.clear();
         let produced = self.events.mark(backend, compute)?;
         self.after.push((produced, Site::ProducerDone));
@@ -319,9 +335,9 @@ impl Engine {
     }
 
     /// The error of a verb that finds the lane full.
-    pub(super) fn lane_full(&self, id: StorageId, op: &'static str) -> Error {
-        let error = crate::copy::full(op);
-        match self.slots.get(id.0, op) {
+    pub(super) fn lane_full(&self, id: StorageId) -> Error {
+        let error = crate::copy::full(self.verb);
+        match self.slots.get(id.0, self.verb) {
             Ok(slot) => error.at(slot.name).bytes(slot.len),
             Err(_) => error,
         }

@@ -4,7 +4,8 @@
 //! only when the host knows everything done that uses them, and never behind a wait of a stream.
 //!
 //! Invariant: bytes are unmapped when the copies of them were seen done, and after that a moment on
-//! every stream of the engine's. The addresses stay reserved until the storage ends.
+//! every stream of the engine's. The addresses stay reserved until the storage ends, and in the
+//! engine's list of ranges.
 //!
 //! ```text
 //!   evict    resident, mapped -> copy-out seen done? -> every stream seen past it? -> unmapped
@@ -48,8 +49,9 @@ impl Engine {
     /// is one that [`Engine::adopt_stream`] named; what is evicted while one is captured stays
     /// mapped until the capture is over.
     /// Nothing may use the address while the storage is evicted: a device fault is the answer, and
-    /// the end of the context. Work that writes the bytes, an optimizer's step for one, is told to
-    /// [`Engine::note`]; else the next eviction keeps what was there before.
+    /// the end of the context. A use that [`Engine::note`] is told of is refused. Work that writes
+    /// the bytes, an optimizer's step for one, acquires them by [`Engine::acquire_mut`]; else the
+    /// next eviction keeps what was there before.
     ///
     /// A reader of an evicted one may have to wait, on the host, for memory that others are about
     /// to give back: no longer than [`Options::memory_wait_max`](super::Options::memory_wait_max),
@@ -93,9 +95,10 @@ impl Engine {
         on: usize,
         wait: Wait,
     ) -> Result<DeviceRange> {
-        let slot = self.slots.get_mut(id.0, "acquire")?;
+        let verb = self.verb;
+        let slot = self.slots.get_mut(id.0, verb)?;
         let len = slot.len;
-        let Some(mut fixed) = slot.fixed.take() else { return Err(slot.refuse("acquire")) };
+        let Some(mut fixed) = slot.fixed.take() else { return Err(slot.refuse(verb)) };
         let mapped = match fixed.is_mapped() {
             true => Ok(()),
             false => self.map_with_room(&mut fixed, on, wait),
@@ -117,11 +120,11 @@ impl Engine {
                 Err(error) if error.kind() == Kind::OutOfMemory && wait == Wait::Bounded => error,
                 other => return other,
             };
-            // What is idle now, after a try that failed, may be of that try; once is enough.
+            // What is idle after a try that failed was idle before: once is enough.
             if !(may_trim && self.handles.trim(&mut self.backend)) {
                 may_trim = self.unmap_some(on, since)?;
                 if !may_trim && !self.free_some(on, since)? && !self.cancel_fixed(on)? {
-                    return Err(self.waited(error, since));
+                    return Err(self.no_memory(error, since));
                 }
             } else {
                 may_trim = false;
@@ -130,12 +133,18 @@ impl Engine {
         }
     }
 
-    fn waited(&self, error: Error, since: Instant) -> Error {
-        if since.elapsed() < self.options.memory_wait_max {
-            return error;
-        }
-        let waited = self.options.memory_wait_max;
-        error.detail(format!("memory that others are to give back was waited for {waited:?}"))
+    /// No room was found. What the device said at the try that failed was the room besides the
+    /// memory that this try held already; all of it is back now.
+    fn no_memory(&mut self, error: Error, since: Instant) -> Error {
+        let free = match self.backend.memory() {
+            Ok(memory) => format!("{} of {} are free", memory.free, memory.total),
+            Err(_) => String::new(),
+        };
+        let max = self.options.memory_wait_max;
+        error.detail(match since.elapsed() < max {
+            true => free,
+            false => format!("{free}; memory that others are to give back was waited for {max:?}"),
+        })
     }
 
     /// Unmaps bytes that were evicted; at the end of what uses them, if that must be waited for.
@@ -308,9 +317,8 @@ impl Engine {
         let slot = self.slots.get_mut(id.0, "release")?;
         let (home, len, is_dropped) = (slot.home, slot.len, slot.is_dropped);
         let was_evicting = slot.residency() == Residency::Evicting;
-        if let Some(range) = slot.range.take() {
-            self.ranges.remove(&range.at().0);
-        }
+        // Its addresses stay its own: whoever would use them now hears of it.
+        slot.range = None;
         if was_evicting {
             self.ledgers[home].leave(Owner::Fixed, len);
             self.stats.released_bytes += len.0;

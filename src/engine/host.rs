@@ -21,17 +21,22 @@ use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
 
 impl Engine {
     /// Says that work about to be enqueued on `stream` uses these bytes. A write of a storage's
-    /// bytes makes its host copy stale: it is given back, and an eviction is taken back.
+    /// bytes makes its host copy stale: it is given back, and an eviction is taken back. For bytes
+    /// of storages known by name [`Engine::acquire_mut`] says it besides; this is for who knows
+    /// ranges only, and for a trace of uses that the engine does not see.
     ///
     /// # Errors
-    /// `Usage(State)` for a write of bytes that are being refilled: acquire them first.
+    /// `Usage(State)` for a write of bytes that are being refilled, and for any use of bytes at a
+    /// fixed address while they are away: acquire them first. Nothing was noted.
     pub fn note(&mut self, stream: StreamId, uses: &[Use]) -> Result<()> {
         const OP: &str = "note";
         self.begin(OP)?;
         let on = self.stream_index(stream, OP)?;
         // All are looked at before anything changes: a note that is refused is as if not made.
-        for range in uses.iter().filter_map(written_range) {
-            self.check_written(range)?;
+        for one in uses {
+            if let Span::Device(range) = one.span {
+                self.check_use(range, one.access.is_write())?;
+            }
         }
         for range in uses.iter().filter_map(written_range) {
             self.written(range, on)?;
@@ -40,12 +45,19 @@ impl Engine {
         self.seen(noted)
     }
 
-    /// May every storage that shares bytes with `range` be written?
-    fn check_written(&self, range: DeviceRange) -> Result<()> {
+    /// May every storage that shares bytes with `range` be used so? One whose address stays has it
+    /// while its bytes are away.
+    fn check_use(&self, range: DeviceRange, is_write: bool) -> Result<()> {
         let below = self.ranges.range(..range.end()).rev();
         for (_, (_, id)) in below.take_while(|(_, (end, _))| *end > range.at().0) {
             let slot = self.slots.get(id.0, "note")?;
-            if !matches!(slot.residency(), Residency::Resident | Residency::Evicting) {
+            let may_be = match slot.residency() {
+                Residency::Resident | Residency::Evicting => true,
+                Residency::Refilling => !is_write,
+                Residency::Evicted(_) => false,
+                Residency::Lost => !is_write,
+            };
+            if !may_be {
                 return Err(slot.refuse("note"));
             }
         }
@@ -96,7 +108,7 @@ impl Engine {
     }
 
     /// The host copy goes back to the pool.
-    fn drop_copy(&mut self, id: StorageId) -> Result<()> {
+    pub(super) fn drop_copy(&mut self, id: StorageId) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "take")?;
         let last_use = slot.last_use();
         slot.sum = None;

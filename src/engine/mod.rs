@@ -1,8 +1,8 @@
 //! The engine: one owner per device, where policy, prefetch and storage meet.
 //!
 //! What it is not: a thread. It acts inside its verbs and nowhere else; no verb calls back, takes a
-//! lock besides the pool's, or blocks, but for one that wants memory at a fixed address while there
-//! is none (`fixed.rs`): bounded, and counted.
+//! lock besides the pool's, or waits on the host but where `docs/design.md` lists it (section 6):
+//! for memory at a fixed address, for page-locking in the first step, for a driver that fails.
 //!
 //! Invariant: the nine laws at the top of the crate. Each wait and each question names its site. A
 //! driver that fails can leave a copy whose end nobody knows; then every verb is refused until it
@@ -14,7 +14,7 @@
 //!   alloc_fixed      fixed.rs        ledger.rs
 //!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
 //!   gather, scatter: batch.rs     spans: timeline.rs    sums: verify.rs
-//!   what a failing driver leaves in doubt: unmarked.rs
+//!   what a failing driver leaves in doubt: unmarked.rs     what each verb goes through: gate.rs
 //! ```
 //!
 //! Adapters, the C ABI and users call it.
@@ -24,6 +24,7 @@ mod batch;
 mod close;
 mod evict;
 mod fixed;
+mod gate;
 mod host;
 mod ledger;
 mod options;
@@ -64,6 +65,7 @@ use ledger::Ledger;
 use std::collections::{BTreeMap, VecDeque};
 use timeline::Timeline;
 use unmarked::Unmarked;
+use verify::Report;
 
 /// Moves storages between one device and pinned host memory. See the crate's front page.
 pub struct Engine {
@@ -92,7 +94,8 @@ pub struct Engine {
     /// What the next copy waits for; kept for its room.
     after: Vec<(Point, Site)>,
     slots: Table<Slot>,
-    /// Device ranges of storages by first address: end, storage.
+    /// Device ranges of storages by first address: end, storage. An address that stays is here as
+    /// long as its storage lives, others while there are bytes.
     ranges: BTreeMap<u64, (u64, StorageId)>,
     /// Streams of others, by number, with what was evicted on each.
     ledgers: Vec<Ledger>,
@@ -109,10 +112,12 @@ pub struct Engine {
     /// The copy that ended nowhere, if there is one: it is proved done before any verb goes on.
     unmarked: Option<Unmarked>,
     stats: Stats,
+    /// The verb that its caller called last.
+    verb: &'static str,
     /// With `verify`: the sums of copies under way.
     checks: Option<Checks>,
     /// Storages found lost that were not reported yet.
-    reports: VecDeque<(Name, Bytes)>,
+    reports: VecDeque<Report>,
     /// The first fatal error; after it nothing touches the driver.
     lost: Option<Error>,
     is_closed: bool,
@@ -142,10 +147,11 @@ impl Engine {
         if options.pinned_growth == Growth::Closed {
             client.set_growth(Growth::Closed);
         }
-        let out = Lane::open(&mut backend, false)?;
+        let opening = |error: Error| error.during("new");
+        let out = Lane::open(&mut backend, false).map_err(opening)?;
         // Sums are made in the order of one stream.
-        let ahead = Lane::open(&mut backend, !options.verify)?;
-        let urgent = Lane::open(&mut backend, false)?;
+        let ahead = Lane::open(&mut backend, !options.verify).map_err(opening)?;
+        let urgent = Lane::open(&mut backend, false).map_err(opening)?;
         // At most one message per storage, so `storages_max` bounds it.
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
         let engine = Engine {
@@ -173,6 +179,7 @@ impl Engine {
             unmarked: None,
             homeless: Vec::new(),
             stats: Stats::default(),
+            verb: "new",
             checks: None,
             reports: VecDeque::new(),
             lost: None,
@@ -268,8 +275,10 @@ impl Engine {
         if let Some(known) = self.ledgers.iter().find(|ledger| ledger.raw == raw) {
             return Ok(known.stream);
         }
-        for lane in self.lane_streams() {
-            if self.backend.raw_stream(lane)? == raw {
+        let lanes: Vec<StreamId> = self.lane_streams().collect();
+        for lane in lanes {
+            let of_lane = self.backend.raw_stream(lane);
+            if self.seen(of_lane)? == raw {
                 return Err(Error::usage(Misuse::SameStream, "adopt_stream"));
             }
         }
@@ -325,9 +334,9 @@ impl Engine {
     /// # Errors
     /// Those of [`Engine::step`]; the new pass has begun all the same.
     pub fn mark_step(&mut self) -> Result<()> {
-        self.begin("mark_step")?;
+        self.begin_or_report("mark_step")?;
         self.next_pass();
-        self.step()
+        self.step_for()
     }
 
     fn next_pass(&mut self) {
@@ -340,49 +349,6 @@ impl Engine {
                 slot.ordinal = ordinal;
             }
         });
-    }
-
-    /// Passes where the engine is open and the device not lost, and hears of dropped handles.
-    fn begin(&mut self, op: &'static str) -> Result<()> {
-        if let Some(error) = &self.lost {
-            return Err(error.clone());
-        }
-        if self.is_closed {
-            return Err(Error::new(Kind::Closed, op));
-        }
-        if self.unmarked.is_some() {
-            self.prove()?;
-        }
-        while let Ok(id) = self.dropped.try_recv() {
-            self.handle_dropped(id)?;
-        }
-        self.pay()
-    }
-
-    /// Keeps the first fatal error; passes every result on.
-    fn seen<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result
-            && error.is_lost()
-            && self.lost.is_none()
-        {
-            self.lost = Some(error.clone());
-        }
-        result
-    }
-
-    /// A verb panicked, and may have left things half done.
-    fn abandon(&mut self) {
-        let lost = || Error::new(Kind::Lost, "lock").detail("a verb panicked");
-        self.lost.get_or_insert_with(lost);
-    }
-
-    /// A refusal that the device survived, if it is one; a loss is passed on.
-    fn refusal<T>(&mut self, result: Result<T>) -> Result<Option<Error>> {
-        match self.seen(result) {
-            Ok(_) => Ok(None),
-            Err(error) if error.is_lost() => Err(error),
-            Err(error) => Ok(Some(error)),
-        }
     }
 
     fn lane_streams(&self) -> impl Iterator<Item = StreamId> + '_ {
@@ -434,6 +400,13 @@ impl Engine {
     fn enter_range(&mut self, id: StorageId, name: Name, range: DeviceRange) {
         self.ranges.insert(range.at().0, (range.end(), id));
         self.backend.name(id, name, range);
+    }
+
+    /// The device bytes of a storage went.
+    fn leave_range(&mut self, id: StorageId, range: DeviceRange) {
+        if self.slots.find(id.0).is_none_or(|slot| slot.owner != Owner::Fixed) {
+            self.ranges.remove(&range.at().0);
+        }
     }
 
     /// Refuses a range that is empty or shares bytes with a storage on the device.

@@ -83,11 +83,12 @@ pub struct Options {
     /// them there. Off for a framework that notes its own uses, which knows better.
     pub note_uses: bool,
     /// Compare what comes back with what left: each copy is summed up by a kernel on its lane, and
-    /// the sums are compared by [`Engine::step`](super::Engine::step). Costs reading the bytes once
-    /// more on the device, and eight bytes of copy each. The sums that arrive on the host lie in
-    /// pinned bytes of the same budget. Copies ahead do not give way to others then: their sums are
-    /// made in the order of one stream. A device that cannot load the kernels is refused by
-    /// [`Engine::new`](super::Engine::new).
+    /// the sums are compared by [`Engine::step`](super::Engine::step); so are the bytes of an
+    /// eviction without a copy, which finds those written by who acquired them to read. Costs
+    /// reading the bytes once more on the device, and eight bytes of copy each. The sums that
+    /// arrive on the host lie in pinned bytes of the same budget. Copies ahead do not give way to
+    /// others then: their sums are made in the order of one stream. A device that cannot load the
+    /// kernels is refused by [`Engine::new`](super::Engine::new).
     pub verify: bool,
     /// With `verify`: copies of one lane whose sums were not read yet. More are not compared, and
     /// counted. Each takes eight bytes on the device and eight pinned ones for every lane.

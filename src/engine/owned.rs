@@ -16,7 +16,6 @@
 
 use super::Engine;
 use super::fixed::Wait;
-use super::refill::Cause;
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Result};
 use crate::storage::{Inward, Owner, Residency, Slot, Storage};
@@ -182,7 +181,7 @@ impl Engine {
             Owner::Fixed => self.map_again(id, on, Wait::Bounded).map_err(named)?,
             _ => DeviceRange::new(self.take_room(len, on).map_err(named)?, len)?,
         };
-        self.refill_into(id, target, on, Inward::Urgent, Cause { op: "acquire" })
+        self.refill_into(id, target, on, Inward::Urgent)
     }
 
     /// Fetches ahead into memory of the engine's own as far as the window goes. It is a guess: only
@@ -200,9 +199,7 @@ impl Engine {
                     self.seen(taken).and_then(|at| DeviceRange::new(at, len))
                 }
             };
-            let fetched = taken.and_then(|target| {
-                self.refill_into(id, target, on, Inward::Ahead, Cause { op: "prefetch" })
-            });
+            let fetched = taken.and_then(|target| self.refill_into(id, target, on, Inward::Ahead));
             if self.refusal(fetched)?.is_some() {
                 // The reader will ask, and then room is made for it.
                 self.stats.prefetch_refused_count += 1;

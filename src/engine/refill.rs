@@ -23,12 +23,6 @@ use crate::storage::{Inward, Owner, Residency, StreamSet, Tier};
 use crate::trace::{Access, Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
 
-/// Which verb asked for a copy-in.
-#[derive(Clone, Copy)]
-pub(super) struct Cause {
-    pub(super) op: &'static str,
-}
-
 impl Engine {
     /// Brings a storage's bytes into memory that its framework took in the order of `compute`, for
     /// a reader that will be enqueued on `compute` next.
@@ -49,8 +43,10 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
         self.check_target(id, target, OP)?;
-        self.refill_into(id, target, on, Inward::Urgent, Cause { op: OP })?;
-        self.serve(id, on)
+        self.refill_into(id, target, on, Inward::Urgent)?;
+        let range = self.serve(id, on)?;
+        self.writer_came(id, on)?;
+        Ok(range)
     }
 
     /// The storage of `compute` whose framework should take room next, and how much, so that it can
@@ -100,7 +96,7 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
         self.check_target(id, target, OP)?;
-        self.refill_into(id, target, on, Inward::Ahead, Cause { op: OP })
+        self.refill_into(id, target, on, Inward::Ahead)
     }
 
     /// Gives a storage that was fetched ahead up again; its host copy is as good as before. The
@@ -143,13 +139,12 @@ impl Engine {
         target: DeviceRange,
         on: usize,
         inward: Inward,
-        cause: Cause,
     ) -> Result<()> {
         match self.submit_in(id, target, on, inward) {
             Ok(end) => {
                 let times = self.lane_mut(inward).take_times();
                 self.copied(id, Some(inward), times);
-                let slot = self.slots.get_mut(id.0, cause.op)?;
+                let slot = self.slots.get_mut(id.0, self.verb)?;
                 slot.range = Some(target);
                 slot.copied_in(inward, end);
                 slot.home = on;
@@ -164,7 +159,7 @@ impl Engine {
                 }
                 Ok(())
             }
-            Err(failed) => Err(self.refill_failed(id, target, on, inward, failed, cause)),
+            Err(failed) => Err(self.refill_failed(id, target, on, inward, failed)),
         }
     }
 
@@ -207,7 +202,7 @@ impl Engine {
             self.poll_in(inward)?;
         }
         if self.lane_in(inward).is_full(limits) {
-            return Err(self.lane_full(id, "refill"));
+            return Err(self.lane_full(id));
         }
         let slot = self.slots.get(id.0, "refill")?;
         self.after.clear();
@@ -233,7 +228,7 @@ impl Engine {
     ) -> std::result::Result<End, CopyFailed> {
         let slot = self.slots.get(id.0, "refill").map_err(CopyFailed::before)?;
         let Some(block) = &slot.block else {
-            return Err(CopyFailed::before(slot.refuse("refill")));
+            return Err(CopyFailed::before(slot.refuse(self.verb)));
         };
         let lane = match inward {
             Inward::Ahead => &mut self.ahead,
@@ -272,7 +267,6 @@ impl Engine {
         on: usize,
         inward: Inward,
         failed: CopyFailed,
-        cause: Cause,
     ) -> Error {
         let mut error = failed.error;
         let undone = match failed.left {
@@ -280,14 +274,14 @@ impl Engine {
             Left::Until(end) => self.undo_target(id, target, on, Some((inward, end)), true),
             Left::Unmarked => self.keep_target(id, target, on, inward, &error),
         };
-        if let Ok(slot) = self.slots.get(id.0, cause.op) {
+        if let Ok(slot) = self.slots.get(id.0, self.verb) {
             error = error.at(slot.name).bytes(slot.len);
         }
         match (self.refusal::<()>(Err(error)), undone) {
             // A loss on the way back outweighs what led there.
             (Err(lost), _) | (_, Err(lost)) => lost,
             (Ok(Some(error)), Ok(())) => error,
-            (Ok(None), Ok(())) => Error::new(Kind::Busy, cause.op),
+            (Ok(None), Ok(())) => Error::new(Kind::Busy, self.verb),
         }
     }
 
@@ -350,7 +344,7 @@ impl Engine {
         let (range, ready) = (slot.range, slot.ready.clone());
         if let Some(range) = range {
             self.undo_target(id, range, on, ready, must)?;
-            self.ranges.remove(&range.at().0);
+            self.leave_range(id, range);
         }
         let slot = self.slots.get_mut(id.0, "cancel")?;
         slot.range = None;

@@ -401,6 +401,7 @@ impl Engine {
         let slot = self.slots.remove(id.0, "release")?;
         let last_use = slot.last_use();
         if let Some(fixed) = slot.fixed {
+            self.ranges.remove(&fixed.range().at().0);
             self.handles.release(&mut self.backend, fixed);
         }
         match slot.block {

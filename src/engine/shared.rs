@@ -1,6 +1,7 @@
 //! One engine for several threads: forward and backward run on different ones.
 //!
-//! What it is not: a queue. Each call takes the lock for one verb, and no verb blocks.
+//! What it is not: a queue. Each call takes the lock for one verb; who waits inside of one keeps
+//! the others waiting as well (`docs/design.md`, section 6, lists where a verb may).
 //!
 //! Invariant: nothing goes on with what a panic under the lock left half done. The engine counts as
 //! lost from then on: it touches the driver no more, and leaks what copies in flight may need.

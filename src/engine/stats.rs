@@ -72,11 +72,14 @@ pub struct Stats {
     pub made_room_count: u64,
     /// With `verify`: copies back whose bytes were compared and are those that left.
     pub verified_count: u64,
-    /// With `verify`: copies back whose bytes are not those that left.
+    /// With `verify`: copies back whose bytes are not those that left, and evictions without a copy
+    /// of bytes that a reader had written.
     pub corrupt_count: u64,
     /// With `verify`: copies back that are not compared, since there was no slot for them or for
     /// the copy out.
     pub unverified_count: u64,
+    /// With `verify`: evictions without a copy that are not compared, for the same want.
+    pub clean_unverified_count: u64,
     /// Bytes leaked on purpose, because the device was lost or a deadline passed.
     pub leaked_on_purpose_bytes: u64,
     /// Now: storages alive.

@@ -3,21 +3,21 @@
 //! What it is not: it reserves nothing. Page-locked memory cannot be reclaimed, so a budget that is
 //! too large ends in a killed process, not in an error; hence the care.
 //!
-//! Invariant: what cannot be read limits nothing; what can be read is never exceeded.
+//! Invariant: what cannot be read limits nothing; what can be read (`unit/spare.rs`) is never
+//! exceeded.
 //!
 //! ```text
 //!   Auto       (min(cgroup limit - usage, MemAvailable) - margin) / ranks on this machine
 //!   Bytes(n)    min(cgroup limit - usage, n)
-//!   /proc/self/cgroup:  4:memory:/a/b (v1)   0::/a/b (v2)   each of /a/b, /a, / may set a limit
 //! ```
 //!
 //! Only [`crate::pinned`] uses it.
 
 use super::class::GRAIN;
 use crate::error::{Error, Kind, Misuse, Result};
-use crate::unit::Bytes;
+use crate::unit::{Bytes, Spare};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The most bytes a pool may keep page-locked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,24 +30,21 @@ pub enum Budget {
     Bytes(Bytes),
 }
 
-/// Files that tell the limits, under a root that tests replace.
+/// What the machine can spare, as far as that bounds a pool.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
     /// `None`: what is asked for takes no memory, so none bounds it.
-    root: Option<PathBuf>,
+    spare: Option<Spare>,
 }
-
-/// Limits of 2^60 bytes and more mean "none" (v1 writes a number near 2^63).
-const UNLIMITED: u64 = 1 << 60;
 
 impl Machine {
     pub(super) fn new(root: &Path) -> Machine {
-        Machine { root: Some(root.to_path_buf()) }
+        Machine { spare: Some(Spare::new(root)) }
     }
 
     /// For pinners that need no memory.
     pub(super) fn boundless() -> Machine {
-        Machine { root: None }
+        Machine { spare: None }
     }
 
     /// The budget in bytes.
@@ -83,86 +80,26 @@ impl Machine {
 
     /// What the machine and the container can still give; `None` where neither says.
     pub(super) fn left(&self) -> Option<u64> {
-        self.available().into_iter().chain(self.cgroup_left()).min()
+        self.spare.as_ref()?.left()
+    }
+
+    fn cgroup_left(&self) -> Option<u64> {
+        self.spare.as_ref()?.cgroup_left()
     }
 
     /// Bytes of the huge pages that the machine's owner set aside and nobody uses.
     pub(super) fn reserved_huge(&self) -> u64 {
         let free = "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
-        let free = self.root.as_ref().and_then(|root| fs::read_to_string(root.join(free)).ok());
+        let root = self.spare.as_ref().map(Spare::root);
+        let free = root.and_then(|root| fs::read_to_string(root.join(free)).ok());
         free.and_then(|text| text.trim().parse().ok()).map_or(0, |pages: u64| pages << 21)
-    }
-
-    /// `MemAvailable` in bytes.
-    fn available(&self) -> Option<u64> {
-        let text = fs::read_to_string(self.root.as_ref()?.join("proc/meminfo")).ok()?;
-        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024)
-    }
-
-    /// The least that a limit of this process' control groups leaves.
-    fn cgroup_left(&self) -> Option<u64> {
-        let root = self.root.as_ref()?;
-        let text = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-        let memberships = text.lines().filter_map(|line| {
-            let (_, rest) = line.split_once(':')?;
-            let (controllers, path) = rest.split_once(':')?;
-            match controllers {
-                "" => Some((Files::V2, path)),
-                list if list.split(',').any(|name| name == "memory") => Some((Files::V1, path)),
-                _ => None,
-            }
-        });
-        memberships.filter_map(|(files, path)| group_left(root, files, path)).min()
-    }
-}
-
-/// The least that the group or one of its ancestors leaves. A container may see its own group as
-/// the root while its path is the host's: directories that are not there are passed over.
-fn group_left(root: &Path, files: Files, path: &str) -> Option<u64> {
-    let mount = root.join(files.mount());
-    let group = mount.join(path.trim_start_matches('/'));
-    let groups = group.ancestors().take_while(|dir| dir.starts_with(&mount));
-    groups.filter_map(|dir| files.left(dir)).min()
-}
-
-/// The two layouts of control groups.
-#[derive(Clone, Copy)]
-enum Files {
-    V1,
-    V2,
-}
-
-impl Files {
-    fn mount(self) -> &'static str {
-        match self {
-            Files::V1 => "sys/fs/cgroup/memory",
-            Files::V2 => "sys/fs/cgroup",
-        }
-    }
-
-    /// Limit less what is used and cannot be dropped at need, as file cache can.
-    fn left(self, dir: &Path) -> Option<u64> {
-        let (limit, used, cache) = match self {
-            Files::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
-            Files::V2 => ("memory.max", "memory.current", "inactive_file "),
-        };
-        let read = |name| fs::read_to_string(dir.join(name)).ok();
-        let limit: u64 = read(limit)?.trim().parse().ok()?;
-        if limit >= UNLIMITED {
-            return None;
-        }
-        let used: u64 = read(used).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        let stat = read("memory.stat").unwrap_or_default();
-        let cache = stat.lines().find_map(|line| line.strip_prefix(cache)?.trim().parse().ok());
-        Some(limit.saturating_sub(used.saturating_sub(cache.unwrap_or(0))))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     const MIB: u64 = 1 << 20;

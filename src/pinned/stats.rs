@@ -127,16 +127,30 @@ impl Stats {
     }
 }
 
+/// How long page-locking took; a short time is not said to be none.
+struct Took(Duration);
+
+impl fmt::Display for Took {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Duration::ZERO => f.write_str("no time"),
+            time if time < Duration::from_millis(1) => f.write_str("under 1 ms"),
+            time => write!(f, "{:.3} s", time.as_secs_f64()),
+        }
+    }
+}
+
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "pinned {} of {} in {} arenas ({:.3} s): lent {} (asked {}), free {}, busy {}, \
+            "pinned {} of {} in {} {} ({}): lent {} (asked {}), free {}, busy {}, \
              quarantined {}",
             self.pinned,
             self.budget,
             self.arenas,
-            self.counts.pin_time.as_secs_f64(),
+            if self.arenas == 1 { "arena" } else { "arenas" },
+            Took(self.counts.pin_time),
             self.lent,
             self.requested,
             self.free,
@@ -157,5 +171,21 @@ impl fmt::Display for Report {
             write!(f, "\n  {:>12}  {}", row.lent.to_string(), row.name)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_arena_is_one_and_a_short_time_is_not_none() {
+        let told = |arenas, micros| {
+            let counts = Counts { pin_time: Duration::from_micros(micros), ..Counts::default() };
+            Stats { arenas, counts, ..Stats::default() }.to_string()
+        };
+        assert!(told(0, 0).contains("in 0 arenas (no time)"), "{}", told(0, 0));
+        assert!(told(1, 20).contains("in 1 arena (under 1 ms)"), "{}", told(1, 20));
+        assert!(told(2, 31_000).contains("in 2 arenas (0.031 s)"), "{}", told(2, 31_000));
     }
 }

@@ -10,6 +10,7 @@
 //!
 //! Everyone may use it, by way of [`crate::unit`].
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// A short name kept in place, so that naming a storage allocates nothing: at most 31 bytes of
@@ -77,6 +78,24 @@ impl From<&str> for Name {
     }
 }
 
+impl From<&String> for Name {
+    fn from(text: &String) -> Name {
+        Name::new(text)
+    }
+}
+
+impl From<String> for Name {
+    fn from(text: String) -> Name {
+        Name::new(&text)
+    }
+}
+
+impl From<Cow<'_, str>> for Name {
+    fn from(text: Cow<'_, str>) -> Name {
+        Name::new(&text)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +106,14 @@ mod tests {
             let name = Name::new(text);
             assert_eq!(Name::from_words(name.to_words()), name);
         }
+    }
+
+    #[test]
+    fn a_name_is_taken_from_text_however_it_is_held() {
+        let text = format!("layer.{}", 7);
+        let names: [Name; 4] =
+            [text.as_str().into(), (&text).into(), text.clone().into(), Cow::from(&text).into()];
+        assert_eq!(names, [Name::new("layer.7"); 4]);
     }
 
     #[test]

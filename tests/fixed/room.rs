@@ -1,12 +1,14 @@
 //! Memory that guesses and evicted storages keep, while somebody who asks for it is refused.
 
 use crate::{
-    AWAY, LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, rig_of, until_gone,
-    with_room,
+    AWAY, LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of,
+    until_gone, with_room,
 };
-use lightering::Options;
-use lightering::backend::sim::Config;
+use lightering::backend::Backend;
+use lightering::backend::sim::{Config, Fault, FaultPlan, Spot};
 use lightering::storage::Residency;
+use lightering::trace::{Access, Use};
+use lightering::{Bytes, Kind, Misuse, Options};
 use std::time::Duration;
 
 #[test]
@@ -50,5 +52,80 @@ fn evicted_bytes_at_a_fixed_address_make_room_for_those_at_any() {
     assert_eq!(acquire(&mut rig, &a), at);
     rig.check(0, at, 1, "home again".into());
     drop(a);
+    assert_all_given_back(rig);
+}
+
+#[test]
+fn a_storage_that_finds_no_room_says_what_there_is_and_keeps_none_of_it() {
+    // Room for two of its three pieces; and the same besides a storage that is there.
+    for taken in [0, 1] {
+        let mut rig =
+            rig_of(Config { device_bytes: Bytes::kib(4 + 2 * taken), ..lazy() }, bounds(), 1);
+        let on = rig.streams[0].engine;
+        let there: Vec<_> = (0..taken)
+            .map(|_| rig.engine.alloc_fixed(Bytes::kib(2), on, "there").unwrap())
+            .collect();
+        let error = rig.engine.alloc_fixed(Bytes::kib(6), on, "too large").unwrap_err();
+        assert_eq!((error.kind(), error.driver_code()), (Kind::OutOfMemory, Some(2)));
+        let told = error.to_string();
+        let total = Bytes::kib(4 + 2 * taken);
+        assert!(told.contains(&format!("{} of {total} are free", Bytes::kib(4))), "{told}");
+        assert!(told.contains("too large") && told.contains("6.00 KiB"), "{told}");
+        let stats = rig.engine.stats();
+        assert_eq!((stats.idle_memory_bytes, stats.storages), (0, taken));
+        assert_eq!(rig.sim.memory().unwrap().free, Bytes::kib(4), "the rest is everybody's");
+        for storage in there {
+            rig.engine.release(storage, on).unwrap();
+        }
+        assert_all_given_back(rig);
+    }
+}
+
+#[test]
+fn memory_that_was_idle_before_a_refused_try_is_idle_after_it() {
+    let faults = FaultPlan::default().at(Spot::Map, 2, Fault::Reject(1));
+    let mut rig = rig_of(Config { faults, ..eager() }, bounds(), 1);
+    let on = rig.streams[0].engine;
+    // One piece, which goes idle.
+    let first = rig.engine.alloc_fixed(Bytes::kib(2), on, "first").unwrap();
+    rig.engine.release(first, on).unwrap();
+    rig.engine.drain().unwrap();
+    assert_eq!(rig.engine.stats().idle_memory_bytes, 2048);
+    // Two pieces, the idle one among them, which the device does not map.
+    let refused = rig.engine.alloc_fixed(Bytes::kib(4), on, "refused").unwrap_err();
+    assert_eq!(refused.misuse(), Some(Misuse::BadValue), "{refused}");
+    assert_eq!(rig.engine.stats().idle_memory_bytes, 2048, "and not the other one");
+    let (storage, range) = fixed(&mut rig, 3);
+    rig.check(0, range, 3, "afterwards".into());
+    rig.engine.release(storage, on).unwrap();
+    assert_all_given_back(rig);
+}
+
+/// A kernel there would be a device fault, and the end of the context.
+#[test]
+fn a_use_of_an_address_whose_bytes_are_away_is_refused_by_name() {
+    let mut rig = rig_of(eager(), bounds(), 1);
+    let on = rig.streams[0].engine;
+    let (storage, range) = fixed(&mut rig, 1);
+    let (other, besides) = fixed(&mut rig, 2);
+    evict(&mut rig, &storage);
+    until_gone(&mut rig, &storage);
+    let last = range.part(Bytes(LEN.0 - 1), Bytes(1)).unwrap();
+    let update = Use { access: Access::Update, span: last.into() };
+    for one in [Use::read(range), Use::write(range), update] {
+        let uses = [Use::write(besides), one];
+        let error = rig.engine.note(on, &uses).unwrap_err();
+        assert_eq!((error.misuse(), error.op()), (Some(Misuse::State), "note"), "{error}");
+        assert_eq!(error.name().unwrap().as_str(), "weight");
+        assert!(error.to_string().contains("not on the device"), "{error}");
+    }
+    // Nobody else can have it meanwhile, and its own storage has it again.
+    let taken = rig.engine.adopt(range, "thief").unwrap_err();
+    assert_eq!(taken.misuse(), Some(Misuse::Overlap));
+    assert_eq!(acquire(&mut rig, &storage), range);
+    rig.engine.note(on, &[Use::read(range), Use::write(last)]).unwrap();
+    for storage in [storage, other] {
+        rig.engine.release(storage, on).unwrap();
+    }
     assert_all_given_back(rig);
 }

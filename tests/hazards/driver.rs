@@ -175,7 +175,7 @@ fn h54_h68_a_device_lost_at_any_call_is_told_once_and_touched_no_more() {
                 }
             };
             let Some(first) = opened.until_lost() else { break };
-            seen.push(first.op());
+            seen.push(first.call().unwrap_or(first.op()));
             opened.stays_lost(&first, code);
             assert_eq!(world.removals_refused(), 0, "call {nth}: unpinned under a copy");
         }

@@ -155,6 +155,10 @@ impl Machine {
 
     /// Bytes of an item for stream `s`, ordered behind whoever made them.
     fn acquire(&mut self, i: usize, s: usize) -> Option<DeviceRange> {
+        self.acquire_for(i, s, false)
+    }
+
+    fn acquire_for(&mut self, i: usize, s: usize, will_write: bool) -> Option<DeviceRange> {
         let on = self.rig.streams[s].engine;
         let id = self.items[i].handle.id();
         let was_away = matches!(
@@ -164,7 +168,11 @@ impl Machine {
         if !was_away {
             self.order_after_writer(i, s);
         }
-        let range = match allowed(self.rig.engine.acquire(id, on))? {
+        let acquired = match will_write {
+            true => self.rig.engine.acquire_mut(id, on),
+            false => self.rig.engine.acquire(id, on),
+        };
+        let range = match allowed(acquired)? {
             Acquire::Ready(range) => range,
             Acquire::NeedsRoom(len) => {
                 assert!(!self.items[i].is_owned);
@@ -199,12 +207,16 @@ impl Machine {
     }
 
     fn write(&mut self, i: usize, s: usize) {
-        let Some(range) = self.acquire(i, s) else { return };
+        // Half of the writers say at once what they acquire for.
+        let says = self.items[i].seed.is_multiple_of(2);
+        let Some(range) = self.acquire_for(i, s, says) else { return };
         self.order_after_all(i, s);
         let on = self.rig.streams[s].engine;
-        let noted = self.rig.engine.note(on, &[Use::write(range)]);
-        if self.done(noted).is_none() {
-            return;
+        if !says {
+            let noted = self.rig.engine.note(on, &[Use::write(range)]);
+            if self.done(noted).is_none() {
+                return;
+            }
         }
         let seed = self.seed();
         self.rig.fill(s, range, seed);

@@ -61,6 +61,10 @@ impl Machine<'_> {
 
     /// Bytes of an item for stream `s`, ordered behind whoever made them.
     fn acquire(&mut self, i: usize, s: usize) -> Go<Option<DeviceRange>> {
+        self.acquire_for(i, s, false)
+    }
+
+    fn acquire_for(&mut self, i: usize, s: usize, will_write: bool) -> Go<Option<DeviceRange>> {
         let on = self.bench.streams[s].engine;
         let id = self.items[i].handle.id();
         let state = self.state(i);
@@ -68,7 +72,10 @@ impl Machine<'_> {
         if !was_away {
             self.order_after_writer(i, s)?;
         }
-        let acquired = self.engine.lock().acquire(id, on);
+        let acquired = match will_write {
+            true => self.engine.lock().acquire_mut(id, on),
+            false => self.engine.lock().acquire(id, on),
+        };
         let range = match acquired {
             Ok(Acquire::Ready(range)) => range,
             Ok(Acquire::NeedsRoom(len)) => {
@@ -122,17 +129,22 @@ impl Machine<'_> {
     fn write(&mut self, i: usize, s: usize) -> Go {
         // Whoever overwrites bytes that are there need not have acquired them.
         let is_resident = self.state(i) == Residency::Resident;
+        let mut says = false;
         let range = if is_resident && self.dice.rarely(2) {
             self.engine.lock().range(self.items[i].id()).unwrap()
         } else {
-            let Some(range) = self.acquire(i, s)? else { return Ok(()) };
+            // Half of those that acquire say at once what for.
+            says = (self.items[i].seed / 2).is_multiple_of(2);
+            let Some(range) = self.acquire_for(i, s, says)? else { return Ok(()) };
             range
         };
         self.order_after_all(i, s)?;
         let on = self.bench.streams[s].engine;
-        let noted = self.engine.lock().note(on, &[Use::write(range)]);
-        if self.allowed(noted)?.is_none() {
-            return Ok(());
+        if !says {
+            let noted = self.engine.lock().note(on, &[Use::write(range)]);
+            if self.allowed(noted)?.is_none() {
+                return Ok(());
+            }
         }
         let seed = self.seed();
         self.fill(s, range, seed)?;

@@ -1,6 +1,7 @@
 //! A device that does one thing wrong: it stands between an engine and the simulated device, and
 //! spoils or refuses one request, told which.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
+#![allow(dead_code, reason = "each test file uses its part")]
 #![allow(unreachable_pub, missing_debug_implementations, reason = "part of a test binary")]
 
 use lightering::backend::sim::Sim;

@@ -13,22 +13,26 @@
 //!
 //! The clocks and the simulated backend may use it.
 
-use super::memory::{Backing, HostPtr, MAPPED_OFFSET, Regions, device_base};
+use super::memory::{Backing, HostPtr, MAPPED_OFFSET, Regions, WARM_BYTES_MAX, device_base};
 use super::queue::{Mark, Op, Queue};
 use super::room::Room;
 use crate::backend::mapping::Books;
 use crate::error::{Error, Misuse, Result};
 use crate::unit::{DeviceRange, Key, PinnedRange, Table};
 use slab::Slab;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// One simulated device.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) backing: Backing,
     pub(super) room: Room,
-    /// The bytes behind addresses that were reserved for mapping, by first address.
-    pub(super) ranges: BTreeMap<u64, Backing>,
+    /// The bytes behind addresses that were reserved for mapping, by first address; none where
+    /// nothing is mapped, but for those kept warm.
+    pub(super) ranges: BTreeMap<u64, Option<Backing>>,
+    /// Addresses where nothing is mapped and whose bytes are kept, unmapped since longest first,
+    /// and how many those are.
+    pub(super) warm: VecDeque<(u64, u64)>,
     /// Offset of the next such address.
     pub(super) ranges_next: u64,
     /// Its default stream and its host-synchronous one.
@@ -90,6 +94,28 @@ pub(super) enum Head {
     Ready,
 }
 
+impl Device {
+    /// Nothing is mapped at these addresses any more, and no op has them. Their bytes are kept for
+    /// the next mapping there, as far as the bound goes.
+    pub(super) fn keep_warm(&mut self, at: u64, len: u64) {
+        self.warm.push_back((at, len));
+        let mut kept: u64 = self.warm.iter().map(|(_, len)| len).sum();
+        while kept > WARM_BYTES_MAX
+            && let Some((at, len)) = self.warm.pop_front()
+        {
+            kept -= len;
+            if let Some(backing) = self.ranges.get_mut(&at) {
+                *backing = None;
+            }
+        }
+    }
+
+    /// The bytes behind these addresses are no longer spare: they are mapped again, or end.
+    pub(super) fn no_longer_warm(&mut self, at: u64) {
+        self.warm.retain(|(other, _)| *other != at);
+    }
+}
+
 fn is_done(queues: &Slab<Queue>, mark: Mark) -> bool {
     match queues.get(mark.slot as usize) {
         Some(queue) => queue.uid != mark.uid || queue.done >= mark.seq,
@@ -130,7 +156,9 @@ impl Machine {
     pub(super) fn settle_room(&mut self, device: u32) {
         let queues = &self.queues;
         if let Some(Some(device)) = self.devices.get_mut(device as usize) {
-            device.room.settle(|mark| is_done(queues, mark));
+            let Device { room, backing, .. } = device;
+            room.settle(|mark| is_done(queues, mark));
+            room.cool(WARM_BYTES_MAX, |at, len| backing.give_back(at, len));
         }
     }
 

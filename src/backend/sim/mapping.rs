@@ -8,7 +8,7 @@
 //! gets there.
 //!
 //! ```text
-//!   reserve: a backing, unreachable -> map: a region, poisoned -> unmap: no region
+//!   reserve: addresses -> map: a backing, a region, poisoned -> unmap: no region, the backing goes
 //!   copy to unmapped bytes: refused          unmap under a queued copy: code 700
 //! ```
 //!
@@ -63,14 +63,10 @@ impl Sim {
         let at = device_base(device) + own.ranges_next;
         let next = own.ranges_next.checked_add(taken).filter(|next| *next < 2 * MAPPED_OFFSET);
         let next = next.ok_or_else(|| Error::new(Kind::OutOfMemory, OP).bytes(len))?;
-        let backing = match state.machine.moves_bytes {
-            true => Backing::new(len.0)?,
-            false => Backing::none(at),
-        };
         let range = DeviceRange::new(DevicePtr(at), len)?;
         let own = state.machine.device(device);
         own.ranges_next = next;
-        own.ranges.insert(at, backing);
+        own.ranges.insert(at, None);
         self.books(&mut state).reserved(range);
         Ok(range)
     }
@@ -82,7 +78,9 @@ impl Sim {
         self.pay(&mut state, Spot::Unmap, OP)?;
         self.books(&mut state).released(range);
         // Nothing is mapped, so no op has its address.
-        state.machine.device(self.seat.device).ranges.remove(&range.at().0);
+        let own = state.machine.device(self.seat.device);
+        own.no_longer_warm(range.at().0);
+        own.ranges.remove(&range.at().0);
         Ok(())
     }
 
@@ -126,11 +124,18 @@ impl Sim {
         self.books(&mut state).check_map(range, memory, OP)?;
         self.pay(&mut state, Spot::Map, OP).map_err(|error| error.bytes(range.len()))?;
         let (at, len) = (range.at().0, range.len());
-        let Some(backing) = state.machine.device(device).ranges.get(&at) else {
+        let moves_bytes = state.machine.moves_bytes;
+        let own = state.machine.device(device);
+        let Some(backing) = own.ranges.get_mut(&at) else {
             return Err(Error::usage(Misuse::OutOfRange, OP));
         };
-        let bytes = backing.at(0);
-        if state.machine.moves_bytes {
+        let bytes = match backing {
+            Some(backing) => backing.at(0),
+            None if moves_bytes => backing.insert(Backing::new(len.0)?).at(0),
+            None => Backing::none(at).at(0),
+        };
+        own.no_longer_warm(at);
+        if moves_bytes {
             bytes.fill(len.to_usize()?, FRESH_BYTE);
         }
         state.machine.regions.map(at, bytes, len.0, device);
@@ -150,6 +155,8 @@ impl Sim {
             let broken = &mut state.machine.device(self.seat.device).broken;
             let cause = "bytes were unmapped that queued work uses";
             broken.get_or_insert((ILLEGAL_ADDRESS, cause.to_string()));
+        } else {
+            state.machine.device(self.seat.device).keep_warm(range.at().0, range.len().0);
         }
         Ok(())
     }

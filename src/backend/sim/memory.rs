@@ -4,7 +4,8 @@
 //!
 //! Invariant: a region with holds is in use by queued ops and is not taken away. No reference is
 //! ever made to any of these bytes here; they are reached by pointer and length. Where the world
-//! moves no bytes there are none behind a device's addresses, and no pointer is followed.
+//! moves no bytes there are none behind a device's addresses, and no pointer is followed. Of bytes
+//! that are nobody's on the device the host keeps no more than [`WARM_BYTES_MAX`] for each kind.
 //!
 //! ```text
 //!   1 << 60 + (d << 52) + offset   device d      -> its backing; itself where nothing moves
@@ -19,7 +20,7 @@ use super::room::GRAIN_BYTES;
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::Bytes;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 
@@ -28,6 +29,10 @@ const DEVICE_SHIFT: u32 = 52;
 /// First simulated address of pinned memory.
 pub(super) const PINNED_BASE: u64 = 1 << 61;
 const PAGE_BYTES: u64 = 4096;
+
+/// Host memory that a device keeps for bytes that were freed, and as much for bytes that were
+/// unmapped: those who take bytes again and again need not be given fresh pages each time.
+pub(super) const WARM_BYTES_MAX: u64 = 256 << 20;
 
 /// Where a device's addresses for mapped memory begin, beyond its first one.
 pub(super) const MAPPED_OFFSET: u64 = 1 << 51;
@@ -127,6 +132,21 @@ impl Backing {
     pub(super) fn none(address: u64) -> Backing {
         let at = std::ptr::without_provenance_mut(address as usize);
         Backing { at: HostPtr(at), len: 0, from: Origin::Nowhere }
+    }
+
+    /// Gives the host's memory back for bytes that nobody has, as far as they fill pages.
+    pub(super) fn give_back(&self, offset: u64, len: u64) {
+        let from = offset.next_multiple_of(PAGE_BYTES);
+        let to = (offset + len) / PAGE_BYTES * PAGE_BYTES;
+        if self.from != Origin::Mapping || from >= to {
+            return;
+        }
+        assert!(to as usize <= self.len, "what is given back lies in the device");
+        let at = self.at(from).get().cast();
+        // SAFETY: whole pages of this mapping, which stays: they read as zeros from now on. No
+        // reference to them exists, and the device lends their bytes to nobody now. A refusal
+        // leaves them as they are.
+        let _ = unsafe { madvise(at, (to - from) as usize, Advice::LinuxDontNeed) };
     }
 
     pub(super) fn at(&self, offset: u64) -> HostPtr {

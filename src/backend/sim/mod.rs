@@ -68,12 +68,13 @@ pub use user::{HOST_STREAM, Sim};
 
 use super::mapping::Books;
 use crate::error::{Error, Kind, Missing, Result};
-use crate::unit::{Bytes, Table};
+use crate::unit::{Bytes, Spare, Table};
 use machine::{Device, User};
 use memory::{Backing, MAPPED_OFFSET, device_base};
 use room::Room;
 use state::State;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -96,8 +97,10 @@ pub enum Clock {
 pub struct Config {
     /// How many devices there are.
     pub devices: u32,
-    /// Memory of each device. Costs the host what is used of it; nothing under
-    /// [`Clock::TimesOnly`].
+    /// Memory of each device, and no more: a device that has lent it all says `OutOfMemory`. Costs
+    /// the host what is used of it, and at most some hundred MiB of what was and is not any more;
+    /// nothing under [`Clock::TimesOnly`]. A device larger than its host can bear ends in a killed
+    /// process.
     pub device_bytes: Bytes,
     /// The most bytes one registration of pinned memory may have.
     pub registration_bytes_max: Bytes,
@@ -125,6 +128,14 @@ impl Config {
     /// The same eight devices, times only: no byte moves. See [`Clock::TimesOnly`].
     pub fn times_only(model: Model) -> Config {
         Config { clock: Clock::TimesOnly(model), ..Config::timed(model) }
+    }
+
+    /// With devices no larger than the host can bear, whose files lie under `root`.
+    fn within(mut self, root: &Path) -> Config {
+        if let Some(left) = Spare::new(root).left() {
+            self.device_bytes = self.device_bytes.min(Bytes(left / 2));
+        }
+        self
     }
 
     /// Two small devices under the adversary that `seed` names.
@@ -172,10 +183,12 @@ impl World {
         World { state: Arc::new(Mutex::new(State::new(config))) }
     }
 
-    /// The process's own world: timed, like one host of eight H200.
+    /// The process's own world: timed, like one host of eight H200. Each device has as much memory
+    /// as an H200, or half of what this machine and this container can spare when the world is
+    /// made, if that is less: the other half is for what leaves the device.
     pub fn process() -> World {
         static WORLD: OnceLock<World> = OnceLock::new();
-        WORLD.get_or_init(|| World::new(Config::default())).clone()
+        WORLD.get_or_init(|| World::new(Config::default().within(Path::new("/")))).clone()
     }
 
     /// One more user of a device.
@@ -206,6 +219,7 @@ impl World {
                 backing,
                 room,
                 ranges: BTreeMap::new(),
+                warm: VecDeque::new(),
                 ranges_next: MAPPED_OFFSET,
                 fixed,
                 broken: None,
@@ -248,5 +262,25 @@ impl World {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A kernel's host form that panicked leaves the state whole: its op was taken off first.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_of_the_process_is_no_larger_than_its_host_can_bear() {
+        let root = std::env::temp_dir().join(format!("lightering-sim-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("proc")).unwrap();
+        let meminfo = root.join("proc/meminfo");
+        std::fs::write(&meminfo, "MemTotal: 9 kB\nMemAvailable: 4096 kB\n").unwrap();
+        let small = Config::default().within(&root).device_bytes;
+        std::fs::write(&meminfo, "MemAvailable: 1000000000 kB\n").unwrap();
+        let large = Config::default().within(&root).device_bytes;
+        std::fs::remove_dir_all(&root).unwrap();
+        let unknown = Config::default().within(&root).device_bytes;
+        assert_eq!(small, Bytes::mib(2));
+        assert_eq!([large, unknown], [Config::default().device_bytes; 2]);
     }
 }

@@ -35,6 +35,8 @@ struct Gap {
     len: u64,
     /// The free that must have run before others may have it.
     after: Option<Mark>,
+    /// At most so many of its bytes take memory of the host's: they were somebody's once.
+    warm: u64,
 }
 
 #[derive(Debug)]
@@ -56,7 +58,7 @@ pub(super) fn rounded(len: u64) -> u64 {
 impl Room {
     pub(super) fn new(size: u64) -> Room {
         let size = size / GRAIN_BYTES * GRAIN_BYTES;
-        let gaps = vec![Gap { at: 0, len: size, after: None }];
+        let gaps = vec![Gap { at: 0, len: size, after: None, warm: 0 }];
         Room { size, used: 0, apart: 0, live: BTreeMap::new(), gaps }
     }
 
@@ -84,6 +86,8 @@ impl Room {
         let gap = &mut self.gaps[index];
         gap.at += len;
         gap.len -= len;
+        // Which of them were warm nobody knows: as many as may be are taken to be left.
+        gap.warm = gap.warm.min(gap.len);
         if gap.len == 0 {
             self.gaps.remove(index);
         }
@@ -117,7 +121,7 @@ impl Room {
         let len = rounded(block.len);
         self.used -= len;
         let index = self.gaps.partition_point(|gap| gap.at < at);
-        self.gaps.insert(index, Gap { at, len, after: Some(after) });
+        self.gaps.insert(index, Gap { at, len, after: Some(after), warm: len });
         self.merge();
         Some(block)
     }
@@ -133,6 +137,20 @@ impl Room {
         }
         if opened {
             self.merge();
+        }
+    }
+
+    /// Where more than `warm_max` bytes that are open to everybody take memory of the host's: tells
+    /// `give_back` all places, from where on and how many bytes. They take none afterwards.
+    pub(super) fn cool(&mut self, warm_max: u64, mut give_back: impl FnMut(u64, u64)) {
+        let open = self.gaps.iter_mut().filter(|gap| gap.after.is_none() && gap.warm > 0);
+        let warm: u64 = open.map(|gap| gap.warm).sum();
+        if warm <= warm_max {
+            return;
+        }
+        for gap in self.gaps.iter_mut().filter(|gap| gap.after.is_none() && gap.warm > 0) {
+            give_back(gap.at, gap.len);
+            gap.warm = 0;
         }
     }
 
@@ -164,6 +182,7 @@ impl Room {
             let merged = alike && gap.at + gap.len == next.at;
             if merged {
                 gap.len += next.len;
+                gap.warm += next.warm;
                 gap.after = gap.after.max(next.after);
             }
             merged
