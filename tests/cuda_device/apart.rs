@@ -1,6 +1,6 @@
 //! Faults that end a device, a process or both; each in a process of its own.
 
-use crate::device::{Host, POKE, cuda, driver, fill, poll, range, spin};
+use crate::device::{Host, MEMORY, POKE, cuda, driver, fill, poll, range, spin};
 use lightering::backend::cuda::Cuda;
 use lightering::backend::{Arg, Backend, Grid, Timing};
 use lightering::trace::Site;
@@ -20,7 +20,9 @@ fn apart(name: &str, code: i32, body: fn(Cuda)) {
     if std::env::var_os(STORY).is_some() || cuda().is_none() {
         return;
     }
+    let alone = MEMORY.lock();
     let output = child(&name);
+    drop(alone);
     let (out, err) = (&output.stdout, &output.stderr);
     let said = format!("{}{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err));
     assert_eq!(output.status.code(), Some(code), "{name}: {} {said}", output.status);

@@ -1,6 +1,6 @@
 //! Bytes that do not arrive, or arrive out of order; memory, time and capture told wrongly.
 
-use crate::device::{Host, cuda, current, driver, fill, poll, range, spin};
+use crate::device::{Host, MEMORY, cuda, current, driver, fill, poll, range, spin};
 use lightering::backend::{Arg, Backend, Cost, Grid, Kernel, Timing};
 use lightering::trace::Site;
 use lightering::{Bytes, DevicePtr, Kind, Misuse, PinnedRange};
@@ -132,7 +132,9 @@ fn h47_what_does_not_fit_is_an_error_and_no_loss() {
     let stream = cuda.create_stream().unwrap();
     let memory = cuda.memory().unwrap();
     assert!(memory.free <= memory.total && memory.total <= cuda.about().memory);
+    let alone = MEMORY.lock();
     let error = cuda.alloc_device(Bytes(2 * memory.total.0), stream).unwrap_err();
+    drop(alone);
     assert_eq!(error.kind(), Kind::OutOfMemory, "{error}");
     let at = cuda.alloc_device(Bytes(MIB), stream).unwrap();
     assert_eq!(cuda.memory().unwrap().allocated, Bytes(MIB));

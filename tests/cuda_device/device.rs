@@ -10,7 +10,7 @@ use std::alloc::{Layout, alloc_zeroed};
 use std::ffi::c_int;
 use std::io::Write;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 const PTX: Option<&str> = Some(include_str!("kernels.ptx"));
 
@@ -20,6 +20,10 @@ pub(crate) static SPIN: Kernel =
     Kernel { name: "spin", ptx: PTX, host: None, cost: Cost::of_bytes };
 pub(crate) static POKE: Kernel =
     Kernel { name: "poke", ptx: PTX, host: None, cost: Cost::of_bytes };
+
+/// Held by who asks for more memory than the device has, and by who needs much of it at that moment:
+/// on the way to a refusal the driver may take what is there.
+pub(crate) static MEMORY: Mutex<()> = Mutex::new(());
 
 /// Device 0, or `None`, said aloud past the test runner's capture.
 pub(crate) fn cuda() -> Option<Cuda> {

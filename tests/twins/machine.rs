@@ -264,16 +264,21 @@ impl Machine {
     /// The pull protocol. Where the engine answers by asking the device, the device is waited for:
     /// once for the copies, once more for the moment on every stream that it takes then.
     fn pull(&mut self, s: usize) {
+        let mut named = Vec::new();
         if matches!(self.of, Of::Eager | Of::Free) {
-            self.drop_released(s);
+            self.drop_released(s, &mut named);
         } else {
             let mut idle_rounds = 0;
             while idle_rounds < 2 {
                 self.settle();
-                let named = self.drop_released(s);
-                idle_rounds = if named > 0 { 0 } else { idle_rounds + 1 };
+                let before = named.len();
+                self.drop_released(s, &mut named);
+                idle_rounds = if named.len() > before { 0 } else { idle_rounds + 1 };
             }
         }
+        // What ended goes ahead of others if its copies were done by then, as they were or not.
+        named.sort_unstable();
+        named.into_iter().for_each(|number| self.told(Outcome::Named(number)));
         let on = self.on(s);
         loop {
             let wanted = self.side.engine.wanted(on).unwrap();
@@ -286,21 +291,20 @@ impl Machine {
         }
     }
 
-    fn drop_released(&mut self, s: usize) -> usize {
+    /// The numbers of those whose memory is dropped are added to `named`.
+    fn drop_released(&mut self, s: usize, named: &mut Vec<u32>) {
         let on = self.on(s);
-        let mut named = 0;
         loop {
             let released = self.side.engine.releasable(on);
-            let Some(id) = self.heard(released, &[]).flatten() else { return named };
+            let Some(id) = self.heard(released, &[]).flatten() else { return };
             let grave = self.graves.remove(&id);
             let gone = grave.or_else(|| {
                 let item = self.find(id)?;
                 Some((item.number, item.range.take()?))
             });
             let (number, range) = gone.expect("a storage is named once");
-            self.told(Outcome::Named(number));
             self.side.give(s, range.at());
-            named += 1;
+            named.push(number);
         }
     }
 
