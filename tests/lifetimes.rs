@@ -365,3 +365,26 @@ fn b27_ended_bytes_that_a_copy_still_reads_are_of_the_bound() {
     assert_eq!((named, rig.engine.stats().storages), (6, 0));
     rig.assert_right();
 }
+
+/// The one evicted last stays until another one follows; behind it, nothing else would go.
+#[test]
+fn b28_what_ended_under_a_copy_does_not_wait_behind_the_storage_evicted_last() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), 1);
+    let on = rig.streams[0].engine;
+    let [ended, last] = [1, 2].map(|seed| {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, seed);
+        rig.engine.adopt(range, "x").unwrap()
+    });
+    rig.engine.evict(ended.id(), on).unwrap();
+    ready(rig.engine.acquire(ended.id(), on).unwrap());
+    rig.engine.evict(last.id(), on).unwrap();
+    let id = ended.id();
+    drop(ended);
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "a copy reads it, within the bound");
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(id));
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "its operator may come yet");
+    drop(last);
+    rig.assert_right();
+}

@@ -208,8 +208,8 @@ impl Engine {
         there
     }
 
-    /// Are there bytes that will be unmapped as soon as all that uses them is done? Not those that
-    /// are listed behind a storage which another one has to follow first.
+    /// Are there bytes that will be unmapped once all that uses them is done? Not those of the one
+    /// evicted last, which is listed last: another one has to follow it first.
     fn is_fixed_pending(&mut self) -> bool {
         let Engine { ledgers, lingering, slots, .. } = self;
         let lingers = |id: &StorageId| {

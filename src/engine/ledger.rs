@@ -70,9 +70,17 @@ impl Ledger {
 
     /// Lists a storage evicted just now; returns its ticket.
     pub(super) fn enter(&mut self, id: StorageId, owner: Owner, len: Bytes) -> u64 {
-        self.queue(owner).unreleased_bytes += len;
         self.latest = Some(id);
-        self.list(id, owner, false)
+        let ticket = self.ticket();
+        let queue = self.queue(owner);
+        queue.unreleased_bytes += len;
+        queue.places.push_back((id, ticket));
+        ticket
+    }
+
+    fn ticket(&mut self) -> u64 {
+        self.next_ticket += 1;
+        self.next_ticket - 1
     }
 
     /// An eviction ended: the bytes went, or it was taken back.
@@ -116,13 +124,15 @@ impl Ledger {
         !self.queues[owner as usize].places.is_empty()
     }
 
-    /// Gives a storage a place: the last one, or the first one that no fence covers.
+    /// Gives a storage that ended a place: where nothing touches it the first one that no fence
+    /// covers, else the last one but for the storage evicted last, behind which all would wait.
     pub(super) fn list(&mut self, id: StorageId, owner: Owner, is_ahead: bool) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
+        let (ticket, latest) = (self.ticket(), self.latest);
         let queue = self.queue(owner);
         let covered = queue.fence.as_ref().map_or(0, |fence| fence.covers);
-        let place = if is_ahead { covered } else { queue.places.len() };
+        let last = queue.places.back().filter(|(last, _)| Some(*last) == latest);
+        let end = queue.places.len() - usize::from(last.is_some());
+        let place = if is_ahead { covered } else { end.max(covered) };
         queue.places.insert(place, (id, ticket));
         ticket
     }

@@ -21,8 +21,8 @@ pub(crate) static SPIN: Kernel =
 pub(crate) static POKE: Kernel =
     Kernel { name: "poke", ptx: PTX, host: None, cost: Cost::of_bytes };
 
-/// Held by who asks for more memory than the device has, and by who needs much of it at that moment:
-/// on the way to a refusal the driver may take what is there.
+/// Held by who asks for more memory than the device has, and by who needs much of it then: on the
+/// way to a refusal the driver may take what is there.
 pub(crate) static MEMORY: Mutex<()> = Mutex::new(());
 
 /// Device 0, or `None`, said aloud past the test runner's capture.
