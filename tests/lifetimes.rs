@@ -365,3 +365,27 @@ fn b27_ended_bytes_that_a_copy_still_reads_are_of_the_bound() {
     assert_eq!((named, rig.engine.stats().storages), (6, 0));
     rig.assert_right();
 }
+
+/// A storage that was fetched ahead ends while its copy runs. Listed behind the one evicted last,
+/// which another has to follow, its bytes were named to nobody though nothing touched them.
+#[test]
+fn b28_ended_bytes_do_not_wait_for_the_one_that_another_must_follow() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), 1);
+    let on = rig.streams[0].engine;
+    let [ended, latest] = [1, 2].map(|seed| {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, seed);
+        rig.engine.adopt(range, "x").unwrap()
+    });
+    let ended_id = ended.id();
+    rig.engine.evict(ended_id, on).unwrap();
+    ready(rig.engine.acquire(ended_id, on).unwrap());
+    rig.engine.evict(latest.id(), on).unwrap();
+    drop(ended);
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "a copy reads these");
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(ended_id), "nothing touches them");
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "its operator may come yet");
+    rig.engine.release(latest, on).unwrap();
+    rig.assert_right();
+}
