@@ -52,6 +52,8 @@ pub(crate) struct Marks {
     pub(crate) waiting: usize,
     pub(crate) was_fetched: bool,
     pub(crate) was_named: bool,
+    /// It is among those whose readers all came.
+    pub(crate) is_finished: bool,
     /// Size, stride and type of a saved tensor that is all of the storage, where the first one is.
     pub(crate) layout: Option<Py<PyTuple>>,
     /// That tensor, while the bytes that were fetched are on the device.

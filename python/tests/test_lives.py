@@ -69,6 +69,18 @@ def test_a_graph_that_an_exception_drops_leaves_the_exception_alone(rig, mode): 
     rig.assert_nothing_left()
 
 
+def test_a_graph_that_is_read_for_ever_is_in_the_books_once(rig):  # noqa: F811
+    """Each reading entered its storages anew, and the next one looked at all of them."""
+    with rig.saved():
+        _, loss = forward(rig)
+    for _ in range(20):
+        loss.backward(retain_graph=True)
+        finished = rig.desk._finished
+        assert finished and len(finished) == len(set(finished)) <= rig.desk.live_count
+    del loss, _
+    rig.assert_nothing_left()
+
+
 def test_unused_branches_are_given_up_with_the_graph(rig):  # noqa: F811
     x, seen = leaf(rig.device), []
     with rig.saved():
