@@ -389,3 +389,63 @@ fn b28_ended_bytes_do_not_wait_for_the_one_that_another_must_follow() {
     rig.engine.release(latest, on).unwrap();
     rig.assert_right();
 }
+
+/// Two storages that left, the first of them behind a moment that was marked on both streams.
+fn one_behind_a_fence(rig: &mut Rig) -> [lightering::Storage; 2] {
+    let on = rig.streams[0].engine;
+    let both = [1, 2].map(|seed| {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, seed);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        rig.engine.evict(storage.id(), on).unwrap();
+        storage
+    });
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "the moment is marked now");
+    both
+}
+
+/// What goes ahead goes behind a moment that was marked before it ended: its users on another
+/// stream may have come since.
+#[test]
+fn b29_bytes_that_nothing_touches_are_not_of_a_fence_from_before_they_ended() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), 2);
+    let on = rig.streams[0].engine;
+    let [first, latest] = one_behind_a_fence(&mut rig);
+    let range = rig.take(1, LEN).unwrap();
+    let ended = rig.engine.adopt(range, "x").unwrap();
+    rig.fill(1, range, 3);
+    let ended_id = ended.id();
+    drop(ended);
+    // Its end is heard of while the fence stands.
+    rig.engine.memory().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), None);
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(first.id()));
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "a moment of its own is marked now");
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(ended_id));
+    drop((first, latest));
+}
+
+/// Places of nobody go while a fence stands; it covers no others afterwards than before.
+#[test]
+fn b30_a_fence_covers_the_same_storages_when_places_of_nobody_went() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), 2);
+    let on = rig.streams[0].engine;
+    let [first, second] = one_behind_a_fence(&mut rig);
+    let range = rig.take(0, LEN).unwrap();
+    let other = rig.engine.adopt(range, "other").unwrap();
+    for _ in 0..100 {
+        rig.engine.evict(other.id(), on).unwrap();
+        ready(rig.engine.acquire(other.id(), on).unwrap());
+    }
+    assert!(rig.engine.places() < 80, "{} places", rig.engine.places());
+    rig.engine.evict(other.id(), on).unwrap();
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(first.id()));
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "the fence is from before it may go");
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(second.id()));
+    drop((first, second, other));
+}
