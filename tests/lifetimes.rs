@@ -11,6 +11,7 @@ mod support;
 use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Eager, Fault, FaultPlan, Lazy, Spot};
 use lightering::pinned::PoolOptions;
+use lightering::trace::Use;
 use lightering::{Acquire, Bytes, DeviceRange, Evict, Kind, Options};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use support::{Rig, options, small_pool};
@@ -448,4 +449,34 @@ fn b30_a_fence_covers_the_same_storages_when_places_of_nobody_went() {
     rig.sim.sync().unwrap();
     assert_eq!(rig.engine.releasable(on).unwrap(), Some(second.id()));
     drop((first, second, other));
+}
+
+/// A framework writes bytes whose storage ended while they were on their way out, and says so. That
+/// took the eviction of nobody's storage back, and its bytes were never named.
+#[test]
+fn b31_a_write_after_its_end_does_not_keep_a_storage_for_ever() {
+    for streams in [1, 2] {
+        let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), streams);
+        let on = rig.streams[0].engine;
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, 1);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        let id = storage.id();
+        rig.engine.evict(id, on).unwrap();
+        drop(storage);
+        // Behind the copy-out that still reads them.
+        rig.engine.note(on, &[Use::write(range)]).unwrap();
+        rig.fill(0, range, 2);
+        rig.check(0, range, 2, "what was written".into());
+        let mut named = Vec::new();
+        for _ in 0..3 {
+            named.extend(rig.engine.releasable(on).unwrap());
+            rig.sim.sync().unwrap();
+        }
+        assert_eq!(named, [id]);
+        assert_eq!(rig.engine.stats().unreleased_bytes, 0);
+        rig.give(0, range.at());
+        rig.assert_right();
+        rig.assert_nothing_left();
+    }
 }
