@@ -24,7 +24,7 @@ use lightering::{
 };
 use passing::pass_on;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use support::Rig;
 
 const ROW: Bytes = Bytes(64);
@@ -86,6 +86,7 @@ struct Half {
     batches: Arc<AtomicUsize>,
     fails_at: usize,
     takes_kernels: bool,
+    takes_batches: Arc<AtomicBool>,
 }
 
 impl Half {
@@ -116,7 +117,7 @@ impl Backend for Half {
     }
 
     fn has_batches(&self) -> bool {
-        true
+        self.takes_batches.load(Ordering::Relaxed)
     }
 
     fn copy_out_batch(
@@ -159,7 +160,9 @@ fn with_batches(
     let counts = batches.clone();
     let pool = support::quick_pool(Bytes::mib(1));
     let wrap = move |inner: Sim| -> Box<dyn Backend> {
-        let half = Half { inner, batches: counts, fails_at: 0, takes_kernels: false };
+        let takes_batches = Arc::new(AtomicBool::new(true));
+        let half =
+            Half { inner, batches: counts, fails_at: 0, takes_kernels: false, takes_batches };
         Box::new(as_asked(half))
     };
     (Rig::wrapped(Config::adversary(seed), pool, options, 1, wrap), batches)
@@ -208,6 +211,38 @@ fn rows_that_a_batch_is_cheap_for_wait_for_no_kernel_and_smaller_ones_take_one()
         rig.engine.discard(batch).unwrap();
         let seen = (batches.load(Ordering::Relaxed), rig.engine.stats().seam.launches);
         assert_eq!(seen, (batched, launched), "batches from {batch_row_bytes_min}");
+        rig.give(0, within.at());
+        rig.assert_right();
+        rig.assert_nothing_left();
+    }
+}
+
+/// A driver that has the call may refuse it at any time: then a kernel scatters what the call
+/// gathered, or the other way round.
+#[test]
+fn rows_come_home_though_another_way_is_taken_than_they_left_by() {
+    for (first, seed) in [(true, 1), (false, 2), (true, 3), (false, 4)] {
+        let bounds = Options { batch_row_bytes_min: ROW, ..options() };
+        let takes_batches = Arc::new(AtomicBool::new(first));
+        let shared = takes_batches.clone();
+        let (mut rig, batches) = with_batches(seed, bounds, move |half| Half {
+            takes_kernels: true,
+            takes_batches: shared,
+            ..half
+        });
+        let on = rig.streams[0].engine;
+        let within = rig.take(0, Bytes(2 * ROW.0 * COUNT)).unwrap();
+        let row = |nth: u64| within.part(Bytes(2 * nth * ROW.0), ROW).unwrap();
+        (0..COUNT).for_each(|nth| rig.fill(0, row(nth), nth));
+        let mut batch = gathered(&mut rig, within, COUNT);
+        rig.engine.gathered(&batch, on).unwrap();
+        (0..COUNT).for_each(|nth| rig.fill(0, row(nth), 99));
+        takes_batches.store(!first, Ordering::Relaxed);
+        rig.engine.scatter(&mut batch, &[rows(within, COUNT)], on).unwrap();
+        (0..COUNT).for_each(|nth| rig.check(0, row(nth), nth, format!("row {nth}")));
+        rig.engine.discard(batch).unwrap();
+        let seen = (batches.load(Ordering::Relaxed), rig.engine.stats().seam.launches);
+        assert_eq!(seen, (1, 1), "one way each");
         rig.give(0, within.at());
         rig.assert_right();
         rig.assert_nothing_left();

@@ -275,18 +275,28 @@ fn a_reader_that_must_wait_for_memory_is_counted_and_gets_it() {
 #[test]
 fn nobody_waits_for_a_storage_that_another_one_must_follow() {
     let patient = Options { memory_wait_max: Duration::MAX, ..bounds() };
-    let mut rig = rig_of(with_room(eager(), 2), patient, 2);
-    let (kept, here) = (fixed(&mut rig, 1).0, fixed(&mut rig, 2).0);
-    evict(&mut rig, &kept);
-    // Its operator may come yet.
-    let on = rig.streams[1].engine;
-    let refused = rig.engine.alloc_fixed(LEN, on, "third").unwrap_err();
-    assert_eq!(refused.kind(), Kind::OutOfMemory, "{refused}");
-    assert_eq!(rig.engine.stats().memory_stalls, 0);
-    // On the stream itself a verb follows the operator.
-    let third = rig.engine.alloc_fixed(LEN, rig.streams[0].engine, "third").unwrap();
-    drop((kept, here, third));
-    assert_all_given_back(rig);
+    for is_late in [true, false] {
+        let config = if is_late { lazy() } else { eager() };
+        let mut rig = rig_of(with_room(config, 2), patient.clone(), 2);
+        let (kept, ended) = (fixed(&mut rig, 1).0, fixed(&mut rig, 2).0);
+        let (here, other) = (rig.streams[0].engine, rig.streams[1].engine);
+        evict(&mut rig, &ended);
+        assert!(matches!(rig.engine.acquire(ended.id(), here), Ok(Acquire::Ready(_))));
+        evict(&mut rig, &kept);
+        // Its operator may come yet.
+        let refused = rig.engine.alloc_fixed(LEN, other, "third").unwrap_err();
+        assert_eq!(refused.kind(), Kind::OutOfMemory, "{refused}");
+        assert_eq!(rig.engine.stats().memory_stalls, 0);
+        // One that ended goes ahead of it, though a copy may read it: that is waited for.
+        rig.engine.release(ended, here).unwrap();
+        let third = rig.engine.alloc_fixed(LEN, other, "third").unwrap();
+        assert_eq!(rig.engine.stats().memory_stalls > 0, is_late);
+        assert_eq!(rig.engine.stats().mapped_bytes, 2 * MAPPED.0, "the other one stays");
+        // On the stream itself a verb follows the operator.
+        let fourth = rig.engine.alloc_fixed(LEN, here, "fourth").unwrap();
+        drop((kept, third, fourth));
+        assert_all_given_back(rig);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod support;
 use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Eager, Fault, FaultPlan, Lazy, Spot};
 use lightering::pinned::PoolOptions;
+use lightering::trace::Use;
 use lightering::{Acquire, Bytes, DeviceRange, Evict, Kind, Options};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use support::{Rig, options, small_pool};
@@ -366,25 +367,116 @@ fn b27_ended_bytes_that_a_copy_still_reads_are_of_the_bound() {
     rig.assert_right();
 }
 
-/// The one evicted last stays until another one follows; behind it, nothing else would go.
+/// A storage that was fetched ahead ends while its copy runs. Listed behind the one evicted last,
+/// which another has to follow, its bytes were named to nobody though nothing touched them.
 #[test]
-fn b28_what_ended_under_a_copy_does_not_wait_behind_the_storage_evicted_last() {
+fn b28_ended_bytes_do_not_wait_for_the_one_that_another_must_follow() {
     let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), 1);
     let on = rig.streams[0].engine;
-    let [ended, last] = [1, 2].map(|seed| {
+    let [ended, latest] = [1, 2].map(|seed| {
         let range = rig.take(0, LEN).unwrap();
         rig.fill(0, range, seed);
         rig.engine.adopt(range, "x").unwrap()
     });
-    rig.engine.evict(ended.id(), on).unwrap();
-    ready(rig.engine.acquire(ended.id(), on).unwrap());
-    rig.engine.evict(last.id(), on).unwrap();
-    let id = ended.id();
+    let ended_id = ended.id();
+    rig.engine.evict(ended_id, on).unwrap();
+    ready(rig.engine.acquire(ended_id, on).unwrap());
+    rig.engine.evict(latest.id(), on).unwrap();
     drop(ended);
-    assert_eq!(rig.engine.releasable(on).unwrap(), None, "a copy reads it, within the bound");
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "a copy reads these");
     rig.sim.sync().unwrap();
-    assert_eq!(rig.engine.releasable(on).unwrap(), Some(id));
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(ended_id), "nothing touches them");
     assert_eq!(rig.engine.releasable(on).unwrap(), None, "its operator may come yet");
-    drop(last);
+    rig.engine.release(latest, on).unwrap();
     rig.assert_right();
+}
+
+/// Two storages that left, the first of them behind a moment that was marked on both streams.
+fn one_behind_a_fence(rig: &mut Rig) -> [lightering::Storage; 2] {
+    let on = rig.streams[0].engine;
+    let both = [1, 2].map(|seed| {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, seed);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        rig.engine.evict(storage.id(), on).unwrap();
+        storage
+    });
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "the moment is marked now");
+    both
+}
+
+/// What goes ahead goes behind a moment that was marked before it ended: its users on another
+/// stream may have come since.
+#[test]
+fn b29_bytes_that_nothing_touches_are_not_of_a_fence_from_before_they_ended() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), 2);
+    let on = rig.streams[0].engine;
+    let [first, latest] = one_behind_a_fence(&mut rig);
+    let range = rig.take(1, LEN).unwrap();
+    let ended = rig.engine.adopt(range, "x").unwrap();
+    rig.fill(1, range, 3);
+    let ended_id = ended.id();
+    drop(ended);
+    // Its end is heard of while the fence stands.
+    rig.engine.memory().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), None);
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(first.id()));
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "a moment of its own is marked now");
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(ended_id));
+    drop((first, latest));
+}
+
+/// Places of nobody go while a fence stands; it covers no others afterwards than before.
+#[test]
+fn b30_a_fence_covers_the_same_storages_when_places_of_nobody_went() {
+    let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), 2);
+    let on = rig.streams[0].engine;
+    let [first, second] = one_behind_a_fence(&mut rig);
+    let range = rig.take(0, LEN).unwrap();
+    let other = rig.engine.adopt(range, "other").unwrap();
+    for _ in 0..100 {
+        rig.engine.evict(other.id(), on).unwrap();
+        ready(rig.engine.acquire(other.id(), on).unwrap());
+    }
+    assert!(rig.engine.places() < 80, "{} places", rig.engine.places());
+    rig.engine.evict(other.id(), on).unwrap();
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(first.id()));
+    assert_eq!(rig.engine.releasable(on).unwrap(), None, "the fence is from before it may go");
+    rig.sim.sync().unwrap();
+    assert_eq!(rig.engine.releasable(on).unwrap(), Some(second.id()));
+    drop((first, second, other));
+}
+
+/// A framework writes bytes whose storage ended while they were on their way out, and says so. That
+/// took the eviction of nobody's storage back, and its bytes were never named.
+#[test]
+fn b31_a_write_after_its_end_does_not_keep_a_storage_for_ever() {
+    for streams in [1, 2] {
+        let mut rig = Rig::new(lazy(), small_pool(Bytes::mib(1)), options(), streams);
+        let on = rig.streams[0].engine;
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, 1);
+        let storage = rig.engine.adopt(range, "x").unwrap();
+        let id = storage.id();
+        rig.engine.evict(id, on).unwrap();
+        drop(storage);
+        // Behind the copy-out that still reads them.
+        rig.engine.note(on, &[Use::write(range)]).unwrap();
+        rig.fill(0, range, 2);
+        rig.check(0, range, 2, "what was written".into());
+        let mut named = Vec::new();
+        for _ in 0..3 {
+            named.extend(rig.engine.releasable(on).unwrap());
+            rig.sim.sync().unwrap();
+        }
+        assert_eq!(named, [id]);
+        assert_eq!(rig.engine.stats().unreleased_bytes, 0);
+        rig.give(0, range.at());
+        rig.assert_right();
+        rig.assert_nothing_left();
+    }
 }

@@ -7,7 +7,8 @@ mod support;
 
 use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Fault, FaultPlan, Spot, World};
-use lightering::{Bytes, Error, Evict, Kind, Missing, Misuse, Options, StreamId};
+use lightering::pinned::PinnedPool;
+use lightering::{Bytes, Engine, Error, Evict, Kind, Missing, Misuse, Options, StreamId};
 use support::{Rig, options, small_pool};
 
 const LEN: Bytes = Bytes::kib(8);
@@ -137,6 +138,17 @@ fn a_caller_reads_the_verb_it_called_and_which_call_of_the_driver_failed() {
     let write = rig.engine.acquire_mut(storage.id(), on).unwrap_err();
     is_told_as(&write, "acquire_mut", "alloc_device");
     says(&write, &["out of device memory", "[storage \"x\"]", "[48.00 KiB]", "driver code 2"]);
+}
+
+#[test]
+fn an_engine_that_cannot_be_made_says_so_and_which_call_failed() {
+    let config = Config { device_bytes: Bytes::kib(4), ..Config::adversary(7) };
+    let sim = World::new(config).device(0).unwrap();
+    let pool = PinnedPool::new(sim.pinner(), small_pool(Bytes::mib(1))).unwrap();
+    // Its sums take more than the device has.
+    let verify = Options { verify: true, verify_slots_max: 4096, ..options() };
+    let refused = Engine::new(Box::new(sim), &pool, verify).unwrap_err();
+    is_told_as(&refused, "new", "alloc_device");
 }
 
 #[test]

@@ -459,7 +459,7 @@ fn a_device_without_kernels_is_refused_when_the_engine_is_made() {
     };
     let error = open(verifying()).unwrap_err();
     assert_eq!(error.misuse(), Some(Misuse::BadKernel));
-    assert!(error.to_string().starts_with("verify: "), "{error}");
+    assert_eq!((error.op(), error.call()), ("new", Some("verify")), "{error}");
     assert_eq!(pool.stats().lent, Bytes::ZERO);
     let memory = sim.memory().unwrap();
     assert_eq!(memory.free, memory.total, "the memory for sums is given back");

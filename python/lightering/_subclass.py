@@ -22,8 +22,8 @@ import torch
 
 from ._native import is_plain as is_plain
 
-# These have no bytes.
-_UNFIT = ("FakeTensor", "FunctionalTensor")
+# These have no bytes; or, of a nested one, a length for which only its very offsets stand.
+_UNFIT = ("FakeTensor", "FunctionalTensor", "NestedTensor")
 
 
 class Flattened:

@@ -50,9 +50,11 @@ pub(crate) fn fetch<'py>(books: &Bound<'py, Books>, stash: &Arc<Stash>) -> PyRes
     let storage = this.tables().held.get(&stash.number).map(|storage| storage.clone_ref(py));
     let storage = storage.ok_or_else(|| Usage::new_err("unpack: no bytes are held"))?;
     prefetch(books, wanted, stream)?;
-    let marks = stash.marks();
+    let mut marks = stash.marks();
     let whole = marks.whole.as_ref().map(|whole| whole.clone_ref(py));
-    if marks.waiting == 0 && marks.was_fetched {
+    let is_finished = marks.waiting == 0 && marks.was_fetched;
+    // Once, however often a graph that is kept is read.
+    if is_finished && !std::mem::replace(&mut marks.is_finished, true) {
         drop(marks);
         this.tables().finished.push_back(Arc::downgrade(stash));
     }
@@ -170,6 +172,8 @@ pub(crate) fn rest(books: &Bound<'_, Books>, window: u64) -> PyResult<()> {
         total -= idle[count].nbytes;
         count += 1;
     }
+    alive.iter().for_each(|stash| stash.marks().is_finished = false);
+    idle[count..].iter().for_each(|stash| stash.marks().is_finished = true);
     this.tables().finished = idle[count..].iter().map(|stash| Arc::downgrade(stash)).collect();
     Ok(())
 }

@@ -52,6 +52,8 @@ pub(crate) struct Marks {
     pub(crate) waiting: usize,
     pub(crate) was_fetched: bool,
     pub(crate) was_named: bool,
+    /// It is among those whose readers all came.
+    pub(crate) is_finished: bool,
     /// Size, stride and type of a saved tensor that is all of the storage, where the first one is.
     pub(crate) layout: Option<Py<PyTuple>>,
     /// That tensor, while the bytes that were fetched are on the device.
@@ -116,23 +118,36 @@ impl Stash {
     }
 }
 
+impl Stash {
+    /// It dies: gives the storage up, and has itself buried.
+    fn end(&mut self, py: Python<'_>) {
+        let lease = self.lease.take();
+        // A child has the parent's objects but not its device: it drops them and tells nobody.
+        // It takes no lock of theirs either: a thread that is not there may hold it.
+        let books = self.books.bind(py);
+        if books.get().process != process::number() {
+            return;
+        }
+        if Torch::of(py).is_ok_and(|torch| torch.is_finalizing(py)) {
+            return;
+        }
+        // Gives the storage up, and asks nobody. The bytes are nobody's else when named.
+        drop(lease);
+        self.set_whole(None);
+        Books::bury(books, self.number, self.source.bind(py));
+    }
+}
+
 impl Drop for Stash {
     fn drop(&mut self) {
-        let lease = self.lease.take();
         let told = Python::try_attach(|py| {
-            // A child has the parent's objects but not its device: it drops them and tells nobody.
-            // It takes no lock of theirs either: a thread that is not there may hold it.
-            let books = self.books.bind(py);
-            if books.get().process != process::number() {
-                return;
+            // The last reference may go while an exception is on its way through whoever had it.
+            // It is not ours, and Python takes no result of a call that finds one.
+            let on_its_way = PyErr::take(py);
+            self.end(py);
+            if let Some(error) = on_its_way {
+                error.restore(py);
             }
-            if Torch::of(py).is_ok_and(|torch| torch.is_finalizing(py)) {
-                return;
-            }
-            // Gives the storage up, and asks nobody. The bytes are nobody's else when named.
-            drop(lease);
-            self.set_whole(None);
-            Books::bury(books, self.number, self.source.bind(py));
         });
         // Where the interpreter is gone there is nobody to tell.
         told.unwrap_or_default();

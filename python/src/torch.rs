@@ -80,6 +80,9 @@ impl Torch {
         // Inside vmap and grad a tensor is a wrapper without a storage.
         Ok(tensor.getattr(intern!(py, "layout"))?.is(&self.strided)
             && !truth(tensor, intern!(py, "is_quantized"))?
+            // One of several lengths is of other tensors; one of zeros has no bytes.
+            && !truth(tensor, intern!(py, "is_nested"))?
+            && !asks(tensor, intern!(py, "_is_zerotensor"))?
             && !self.is_wrapped.bind(py).call1((tensor,))?.is_truthy()?)
     }
 

@@ -52,6 +52,35 @@ def test_a_graph_that_is_dropped_gives_its_blocks_back_at_once(rig, mode):  # no
         assert stats["pinned_lent_bytes"] == 0 or rig.kind == "cuda"
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_that_an_exception_drops_leaves_the_exception_alone(rig, mode):  # noqa: F811
+    """The hooks' destructors called Python while it was on its way: the process crashed."""
+
+    def fail():
+        raise Planned("mine")
+
+    for _ in range(3):
+        with getattr(rig, mode)() as context:
+            with pytest.raises(Planned, match="mine"):
+                # The loss is nobody's but the interpreter's when the exception comes.
+                str((forward(rig)[1], fail()))
+            assert context.report().moved > 0
+        assert rig.desk.live_count == 0
+    rig.assert_nothing_left()
+
+
+def test_a_graph_that_is_read_for_ever_is_in_the_books_once(rig):  # noqa: F811
+    """Each reading entered its storages anew, and the next one looked at all of them."""
+    with rig.saved():
+        _, loss = forward(rig)
+    for _ in range(20):
+        loss.backward(retain_graph=True)
+        finished = rig.desk._finished
+        assert finished and len(finished) == len(set(finished)) <= rig.desk.live_count
+    del loss, _
+    rig.assert_nothing_left()
+
+
 def test_unused_branches_are_given_up_with_the_graph(rig):  # noqa: F811
     x, seen = leaf(rig.device), []
     with rig.saved():

@@ -5,6 +5,7 @@ A subclass says how it is taken apart, or it stays; what is taken apart comes ba
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from lightering._ownership import identity
 from lightering._subclass import flatten, is_plain
+from lightering.torch import _reasons
+from rig import rig  # noqa: F401
 
 
 class Pair(torch.Tensor):
@@ -118,3 +121,31 @@ def test_a_tensor_inside_of_a_transform_has_no_storage_of_its_own():
     torch.func.vmap(look)(torch.ones(2, 3))
     torch.func.grad(look)(torch.ones(3))
     assert seen == [False, False]
+
+
+def of_two_lengths(layout):
+    parts = [torch.randn(2, 8), torch.randn(3, 8)]
+    return torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_stays_and_its_gradient_is_the_same(rig, layout):  # noqa: F811
+    """One kind raised when it was saved, and one in the backward pass: its lengths were others."""
+    torch.manual_seed(0)
+    one, wanted = of_two_lengths(layout), None
+    for context in (contextlib.nullcontext(), rig.saved(min_bytes=0)):
+        one.grad = None
+        with context:
+            out = (one * one).sin()
+        torch.autograd.backward(out, torch.ones_like(out))
+        found = [part.clone() for part in one.grad.unbind()]
+        wanted = wanted or found
+        assert all(map(torch.equal, found, wanted))
+    report = context.report()
+    assert report.kept[_reasons.UNKNOWN_KIND] > 0, report
+    rig.assert_nothing_left()
+
+
+def test_zeros_without_bytes_are_not_plain():
+    zeros = torch._efficientzerotensor(5)
+    assert not is_plain(zeros) and flatten(zeros) is None

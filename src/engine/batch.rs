@@ -246,7 +246,10 @@ impl Engine {
         }
         match error {
             Some(error) => self.seen(Err(error)),
-            None => self.note_items(compute, Access::Read),
+            None => {
+                let noted = self.note_items(compute, Access::Read);
+                self.seen(noted)
+            }
         }
     }
 

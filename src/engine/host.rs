@@ -81,7 +81,8 @@ impl Engine {
         let slot = self.slots.get(id.0, "note")?;
         let is_evicting = match slot.residency() {
             Residency::Resident => false,
-            Residency::Evicting => true,
+            // One that ended is on its way to be named, whatever its bytes are.
+            Residency::Evicting => !slot.is_dropped,
             _ => return Err(slot.refuse("note")),
         };
         let unseen = slot.ready.as_ref().filter(|_| !slot.readers.has(on));

@@ -70,17 +70,11 @@ impl Ledger {
 
     /// Lists a storage evicted just now; returns its ticket.
     pub(super) fn enter(&mut self, id: StorageId, owner: Owner, len: Bytes) -> u64 {
-        self.latest = Some(id);
-        let ticket = self.ticket();
         let queue = self.queue(owner);
         queue.unreleased_bytes += len;
-        queue.places.push_back((id, ticket));
-        ticket
-    }
-
-    fn ticket(&mut self) -> u64 {
-        self.next_ticket += 1;
-        self.next_ticket - 1
+        let last = queue.places.len();
+        self.latest = Some(id);
+        self.insert(last, id, owner)
     }
 
     /// An eviction ended: the bytes went, or it was taken back.
@@ -124,16 +118,25 @@ impl Ledger {
         !self.queues[owner as usize].places.is_empty()
     }
 
-    /// Gives a storage that ended a place: where nothing touches it the first one that no fence
-    /// covers, else the last one but for the storage evicted last, behind which all would wait.
+    /// Gives a storage that ended a place: the first one that no fence covers; or else the last
+    /// one, but ahead of the storage evicted last, which stays until another one follows it.
     pub(super) fn list(&mut self, id: StorageId, owner: Owner, is_ahead: bool) -> u64 {
-        let (ticket, latest) = (self.ticket(), self.latest);
+        // Nobody waits for an operator on bytes that ended.
+        self.latest.take_if(|latest| *latest == id);
+        let latest = self.latest;
         let queue = self.queue(owner);
         let covered = queue.fence.as_ref().map_or(0, |fence| fence.covers);
-        let last = queue.places.back().filter(|(last, _)| Some(*last) == latest);
-        let end = queue.places.len() - usize::from(last.is_some());
-        let place = if is_ahead { covered } else { end.max(covered) };
-        queue.places.insert(place, (id, ticket));
+        let stays = queue.places.back().is_some_and(|(last, _)| Some(*last) == latest);
+        // No fence covers the storage evicted last, but a place that was its own it may.
+        let last = (queue.places.len() - usize::from(stays)).max(covered);
+        let place = if is_ahead { covered } else { last };
+        self.insert(place, id, owner)
+    }
+
+    fn insert(&mut self, place: usize, id: StorageId, owner: Owner) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.queue(owner).places.insert(place, (id, ticket));
         ticket
     }
 

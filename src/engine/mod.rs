@@ -143,11 +143,12 @@ impl Engine {
     pub fn new(backend: Box<dyn Backend>, pool: &PinnedPool, options: Options) -> Result<Engine> {
         options.check()?;
         let mut backend = Traced::new(backend, options.ring_records);
-        let mut client = pool.client(backend.fence(), options.pinned_quota_max)?;
+        let opening = |error: Error| error.during("new");
+        let client = pool.client(backend.fence(), options.pinned_quota_max);
+        let mut client = client.map_err(opening)?;
         if options.pinned_growth == Growth::Closed {
             client.set_growth(Growth::Closed);
         }
-        let opening = |error: Error| error.during("new");
         let out = Lane::open(&mut backend, false).map_err(opening)?;
         // Sums are made in the order of one stream.
         let ahead = Lane::open(&mut backend, !options.verify).map_err(opening)?;

@@ -47,7 +47,7 @@ impl Engine {
             let streams = [self.out.stream(), self.ahead.stream(), self.urgent.stream()];
             let slots_max = self.options.verify_slots_max;
             let opened = Checks::open(&mut self.backend, &mut self.client, slots_max, streams);
-            self.checks = Some(opened?);
+            self.checks = Some(opened.map_err(|error| error.during("new"))?);
         }
         Ok(self)
     }

@@ -3,12 +3,10 @@
 use crate::support::{Rig, small_pool};
 use crate::{
     LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of, until_gone,
-    with_room,
 };
 use lightering::backend::Backend;
 use lightering::backend::sim::Config;
 use lightering::{Bytes, Evict, Options, PoolOptions, Storage};
-use std::time::Duration;
 
 #[test]
 fn an_end_in_any_state_gives_everything_back() {
@@ -188,24 +186,5 @@ fn the_block_of_what_ended_is_lent_again_while_its_device_bytes_are_still_to_go(
         let back = acquire(&mut rig, &next);
         rig.check(0, back, 2, String::from("the next one"));
         rig.assert_right();
-    }
-}
-
-#[test]
-fn bytes_that_ended_do_not_wait_behind_a_storage_that_another_one_must_follow() {
-    let patient = Options { memory_wait_max: Duration::MAX, ..bounds() };
-    for (config, stalls) in [(lazy(), 1), (eager(), 0)] {
-        let mut rig = rig_of(with_room(config, 2), patient.clone(), 2);
-        let (kept, ended) = (fixed(&mut rig, 1).0, fixed(&mut rig, 2).0);
-        let (here, other) = (rig.streams[0].engine, rig.streams[1].engine);
-        evict(&mut rig, &ended);
-        acquire(&mut rig, &ended);
-        evict(&mut rig, &kept);
-        // A copy may still read it.
-        rig.engine.release(ended, here).unwrap();
-        let third = rig.engine.alloc_fixed(LEN, other, "third").unwrap();
-        assert_eq!(rig.engine.stats().memory_stalls, stalls);
-        drop((kept, third));
-        assert_all_given_back(rig);
     }
 }

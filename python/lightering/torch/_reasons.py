@@ -41,8 +41,8 @@ REASONS: dict[str, str] = {
     "set, a cache or a weight that is no parameter: moving it again would free nothing",
     IN_BACKWARD: "a recompute or a double backward saved it, and its reader comes next",
     OVERLAPS: "another storage over the same bytes has left, such as one of two made by DLPack",
-    UNKNOWN_KIND: "a subclass that does not say of which tensors it is, a sparse or a quantized "
-    "one, or one inside of `vmap`",
+    UNKNOWN_KIND: "a subclass that does not say of which tensors it is, a sparse, a quantized "
+    "or a nested one, or one inside of `vmap`",
     INFERENCE: "made in inference mode, and so without a version that would tell of edits",
     LAZY: "a conjugate or a negative that is not computed yet",
     CAPTURE: "a CUDA graph is being captured, whose replays use its address",

@@ -5,7 +5,8 @@
 //! Invariant: a region with holds is in use by queued ops and is not taken away. No reference is
 //! ever made to any of these bytes here; they are reached by pointer and length. Where the world
 //! moves no bytes there are none behind a device's addresses, and no pointer is followed. Of bytes
-//! that are nobody's on the device the host keeps no more than [`WARM_BYTES_MAX`] for each kind.
+//! that are nobody's on the device the host keeps no more than [`WARM_BYTES_MAX`] for each kind; of
+//! those freed, after each call that takes some or waits for the device.
 //!
 //! ```text
 //!   1 << 60 + (d << 52) + offset   device d      -> its backing; itself where nothing moves

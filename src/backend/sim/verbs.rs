@@ -372,7 +372,9 @@ impl Backend for Sim {
         let mut state = self.seat.lock();
         state.enter(self.seat.device, "sync")?;
         state.strike(self.seat.device, Spot::Sync, None, "sync")?;
-        state.run_device(self.seat.device, "sync")
+        let ran = state.run_device(self.seat.device, "sync");
+        state.machine.settle_room(self.seat.device);
+        ran
     }
 
     fn pinner(&self) -> Arc<dyn Pinner> {
