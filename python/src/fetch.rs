@@ -49,7 +49,11 @@ pub(crate) fn fetch<'py>(books: &Bound<'py, Books>, stash: &Arc<Stash>) -> PyRes
     }
     let storage = this.tables().held.get(&stash.number).map(|storage| storage.clone_ref(py));
     let storage = storage.ok_or_else(|| Usage::new_err("unpack: no bytes are held"))?;
-    prefetch(books, wanted, stream)?;
+    match prefetch(books, wanted, stream) {
+        // Of another storage, whose own reader asks again. These bytes are there.
+        Err(error) if error.is_instance_of::<Usage>(py) => {}
+        fetched => fetched?,
+    }
     let mut marks = stash.marks();
     let whole = marks.whole.as_ref().map(|whole| whole.clone_ref(py));
     let is_finished = marks.waiting == 0 && marks.was_fetched;
@@ -76,7 +80,11 @@ fn refill(books: &Bound<'_, Books>, stash: &Arc<Stash>, stream: usize) -> PyResu
     let wanted = loop {
         match lease.saved.get().refill(py, lease, address, stream) {
             // Every place in the lane is taken; the oldest copies are done soon.
-            Err(error) if error.is_instance_of::<Busy>(py) => this.native.get().step(py)?,
+            Err(error) if error.is_instance_of::<Busy>(py) => {
+                this.native.get().step(py)?;
+                // Should they not be, the user can say that it is enough.
+                py.check_signals()?;
+            }
             refilled => break refilled?,
         }
     };
