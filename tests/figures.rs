@@ -178,7 +178,7 @@ fn a_whole_session_gives_every_figure_that_is_asked_for() {
     let figure = |name: &str| &figures[name];
     let machine = figure("predict.overlap");
     assert_eq!((machine.date.as_str(), machine.hardware.as_str()), ("2026-12-01", "NVIDIA H200"));
-    assert_eq!((machine.driver.as_str(), machine.ratio), ("580.159.04", 0.940594));
+    assert_eq!((machine.driver.as_str(), machine.ratio), ("580.159.04", 0.9405941));
     assert_eq!(machine.command, "predict --run 8");
     assert_eq!((figure("train.freed_share").value, figure("train.freed_share").ratio), (24.0, 1.0));
     assert_eq!(figure("train.bit_equal").value, 12.0);

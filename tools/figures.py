@@ -265,7 +265,7 @@ def figure(asked, pairs, machine):
     (value, reference), command = by_ratio[len(pairs) // 2]
     return {
         "name": asked["name"], "value": value, "unit": asked["unit"], "reference": reference,
-        "ratio": round(value / reference, 6), "threshold": asked["threshold"],
+        "ratio": float(f"{value / reference:.7g}"), "threshold": asked["threshold"],
         "better": asked["better"], "date": machine.date, "hardware": machine.hardware,
         "driver": machine.driver, "commit": machine.commit, "command": command,
     }

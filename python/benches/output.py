@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,9 @@ class Output:
 
     def __init__(self, folder: Path, device: torch.device, command: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.device, self.command = folder, device, command
+        self.folder, self.device = folder, device
+        # Where the lines go is no part of what to run to measure it again.
+        self.command = re.sub(r" --out[= ]\S+", "", command)
         self._runs, self._log = folder / "runs.jsonl", folder / "all.log"
         self._commit = commit()
         self.run = self._last_run() + 1
