@@ -3,7 +3,7 @@
 //! # The picture
 //!
 //! ```text
-//!             adapter             python/ (C ABI: a later stage)          who uses it
+//!             adapter             python/  (a C ABI: later)               who uses it
 //!   -------------------------------------------------------------------------------------
 //!   8  engine                                              one owner: admit, step, drain
 //!   7  policy      prefetch                                what leaves; what comes back, when

@@ -190,8 +190,9 @@ impl PinnedPool {
     }
 
     /// As [`PinnedPool::reserve`], by a thread of its own: returns at once. Each piece can be lent
-    /// as soon as it is page-locked, the first one within milliseconds. All of it is taken out of
-    /// the budget now. A `lend` that may grow the pool waits for a piece rather than pin itself.
+    /// as soon as it is page-locked, the first one after some tens of milliseconds. All of it is
+    /// taken out of the budget now. A `lend` that may grow the pool waits for a piece rather than
+    /// pin itself.
     ///
     /// # Errors
     /// `OverBudget`; `Busy` while another one runs; `Io` where the system gives no thread. What is
