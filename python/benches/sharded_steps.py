@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import gc
 import os
 import shlex
 import statistics
@@ -74,7 +75,14 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
         steps(sharded(device, options.small), device, options, output)
         gathers(device, options, output)
     finally:
+        # A model is a cycle that holds the group, whose threads would outlive its end.
+        gc.collect()
         dist.destroy_process_group()
+    # Everything is written and waited for. An interpreter that takes itself apart while a thread of
+    # gloo still drops tensors aborts now and then (pytorch/pytorch#179291, #190489).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def slowest(values: list[float], device: torch.device) -> list[float]:

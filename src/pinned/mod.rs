@@ -186,7 +186,7 @@ impl PinnedPool {
     /// # Errors
     /// `OverBudget`, `OutOfMemory`, or the pinner's error; nothing changed then.
     pub fn reserve(&self, len: Bytes) -> Result<Bytes> {
-        grow::reserve(&self.inner, len)
+        grow::reserve(&self.inner, len).map_err(|error| error.during("reserve"))
     }
 
     /// As [`PinnedPool::reserve`], by a thread of its own: returns at once. Each piece can be lent
@@ -198,7 +198,7 @@ impl PinnedPool {
     /// `OverBudget`; `Busy` while another one runs; `Io` where the system gives no thread. What is
     /// refused later is told by [`Reservation::progress`] and [`Reservation::wait`].
     pub fn reserve_in_background(&self, len: Bytes) -> Result<Reservation> {
-        reserve::start(&self.inner, len)
+        reserve::start(&self.inner, len).map_err(|error| error.during("reserve"))
     }
 
     /// Gives arenas of which no byte is in use back to the system. Returns their bytes.
