@@ -186,16 +186,17 @@ def test_the_defaults_are_those_that_are_documented(call):
 
 
 def test_the_default_windows_are_what_the_engine_works_with():
-    """Half a gibibyte each; in HiddenStates less: twice the largest item, and as before after."""
+    """Half a gibibyte each; in HiddenStates less: twice the largest item, of which one is the
+    item that stays as the last; and as before after."""
     engine = lightering.Engine("sim")
     windows = engine._native.windows
     assert windows() == (512 << 20, 512 << 20)
-    for count in (1000, 3000):
+    for count, keep_last, unreleased in ((1000, 1, 1), (3000, 1, 1), (3000, 0, 2), (3000, 3, 1)):
         x = torch.ones(count, requires_grad=True) * 2
-        with HiddenStates(engine=engine):
+        with HiddenStates(keep_last, engine=engine):
             for _ in range(3):
                 x = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
-            assert windows() == (2 * 4 * count, 2 * 4 * count)
+            assert windows() == (unreleased * 4 * count, 2 * 4 * count)
             x.sum().backward()
         assert windows() == (512 << 20, 512 << 20)
     own = lightering.Engine("sim", unreleased_bytes="1MiB")

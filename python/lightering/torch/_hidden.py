@@ -122,11 +122,13 @@ class HiddenStates(Context):
         if desk.has_own_windows or saved.largest <= self._largest:
             return
         # Two items: one that leaves or comes, and one more.
-        self._largest = saved.largest
+        largest = self._largest = saved.largest
         if desk not in self._windows:
             self._windows[desk] = desk.native.windows()
-        window = min(_WINDOW_BYTES_MAX, 2 * self._largest)
-        desk.set_windows(window, window)
+        window = min(_WINDOW_BYTES_MAX, 2 * largest)
+        # What stays as the last is on the device as well, beside what has not left yet.
+        unreleased = max(window - self._keep_last * largest, min(window, largest))
+        desk.set_windows(unreleased, window)
 
 
 class _Keywords:
