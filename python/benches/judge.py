@@ -41,12 +41,13 @@ class Lines:
                 and line["said"]["mode"] == way and line["said"].get("first", False) == first]
 
     def last(self, kind: str, way: str, first: bool = False) -> Line | None:
-        """What was said last."""
-        found = self.of(kind, way, first)
-        return found[-1]["said"] if found else None
+        """What was said last, of visits: single steps in turn have no figures of memory."""
+        found = [line["said"] for line in self.of(kind, way, first)
+                 if not line["said"].get("turns")]
+        return found[-1] if found else None
 
     def pairs(self, kind: str, theirs: str, field: str, ours: str = "ours") -> Pairs:
-        """Visits of one run, first with first."""
+        """Visits, or rounds of single steps, of one run, first with first."""
         pairs: Pairs = []
         mine, other = self.of(kind, ours), self.of(kind, theirs)
         for run in sorted({line["run"] for line in mine}):
@@ -95,7 +96,8 @@ def _first(lines: Lines, kind: str) -> dict[str, Pairs]:
 def _saved(lines: Lines, kind: str) -> dict[str, Pairs]:
     """The workload of which every saved tensor moves."""
     figures: dict[str, Pairs] = {}
-    visits = [line["said"] for line in lines.of(kind, "ours-all")]
+    visits = [line["said"] for line in lines.of(kind, "ours-all")
+              if not line["said"].get("turns")]
     if visits:
         figures[f"{kind}.link"] = [
             (said["out_bytes"] / said["link_out_bytes_per_second"]

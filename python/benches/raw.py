@@ -29,7 +29,7 @@ class Copies:
         self._applications = built.applications
         self._nbytes = built.input_bytes
         self._seen = 0
-        self._backward = False
+        self._backward = self._is_on = False
         self.pinned_bytes = 2 * self._nbytes
         pinned: Any = {"dtype": torch.uint8, "pin_memory": self._on_gpu}
         self._device = [torch.empty(self._nbytes, dtype=torch.uint8, device=device)
@@ -40,11 +40,15 @@ class Copies:
 
     def forward(self) -> None:
         """A forward pass begins."""
-        self._seen, self._backward = 0, False
+        self._seen, self._backward, self._is_on = 0, False, True
 
     def backward(self) -> None:
         """A backward pass begins."""
         self._seen, self._backward = 0, True
+
+    def rest(self) -> None:
+        """A step is over; the next one may be another way's."""
+        self._is_on = False
 
     def close(self) -> None:
         """Takes the hooks back, and the memory once the copies are done."""
@@ -56,6 +60,8 @@ class Copies:
         self._host.clear()
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if not self._is_on:
+            return
         self._seen += 1
         last = 1 if self._backward else self._applications
         if self._seen == last or self._seen > self._applications:

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Training steps without offload, with each peer, and with ours, in one run on one GPU.
 
-    steps.py [--workloads A,B] [--ways X,Y] [--parts first,steps,host,lengths] [--steps 20]
+    steps.py [--workloads A,B] [--ways X,Y] [--parts A,B] [--steps 20]
              [--rounds 4] [--scale full|small] [--device auto|cpu|cuda:0] [--out FOLDER]
 
     first    the first step of each way, each in a process of its own
     steps    all ways of a workload in turn, there and back (A B B A), in one process
+    turns    single steps in turn (A B C C B A), of ways that leave the model as it is; resolves
+             less than a percent. Not among the parts without --parts.
     host     host time of one pack + unpack pair
     lengths  100 steps of ten sequence lengths: does memory stay flat, does it cost time
 
@@ -35,10 +37,12 @@ from judge import judge
 from memory import pack_pairs, ten_lengths
 from output import Output, gigabytes, percent
 from raw import link_bytes_per_second
+from turns import turns_of
 from ways import WAYS, Missing, versions
 from workloads import WORKLOADS, Workload, build
 
 PARTS = ("first", "steps", "host", "lengths")
+MORE_PARTS = ("turns",)
 HEAD = ("workload", "way", "step s", "95 %", "over control", "95 %", "peak GB", "after fwd GB",
         "out GB", "in GB", "pinned GB", "host s", "link share")
 FIRST_HEAD = ("workload", "way", "first step s", "second s", "out GB", "pinned GB", "reserve s")
@@ -180,7 +184,7 @@ def options_of(words: list[str]) -> argparse.Namespace:
                         help="of each workload's ways those; all without this")
     parser.add_argument("--more-ways", type=names(WAYS), default=[],
                         help="such as ours-wrapper, which no workload runs by itself")
-    parser.add_argument("--parts", type=names(PARTS), default=list(PARTS))
+    parser.add_argument("--parts", type=names(PARTS + MORE_PARTS), default=list(PARTS))
     parser.add_argument("--steps", type=int, default=20, help="timed steps of each way, at least")
     parser.add_argument("--rounds", type=int, default=4, help="visits to each way")
     parser.add_argument("--warm", type=int, default=2, help="steps before those, in each visit")
@@ -216,6 +220,8 @@ def main(words: list[str]) -> None:
                 first_of(workload, options, output, tables[0])
             if "steps" in options.parts:
                 steps_of(workload, options, output, tables[1])
+            if "turns" in options.parts:
+                turns_of(workload, options, output)
             output.say(f"-- {time.perf_counter() - began:.0f} s since the start")
         if "host" in options.parts:
             pack_pairs(options, output)

@@ -80,6 +80,9 @@ class Control(Way):
     def turn(self) -> None:
         self.copies.backward()
 
+    def step_done(self) -> None:
+        self.copies.rest()
+
     def detach(self, built: Built) -> None:
         self.copies.close()
 

@@ -21,7 +21,7 @@ from . import _native
 
 COUNT_MAX = 1 << 20
 BLOCK_BYTES_MIN = 4096
-DEVICES = 'text: "auto", "sim", "sim:N", "cuda" or "cuda:N"'
+DEVICES = 'text: "auto", "sim", "sim:N", "cuda" or "cuda:N"; or a torch.device of CUDA'
 
 
 def size(value: Any, name: str, least: int = 0) -> int:
@@ -92,9 +92,13 @@ def device(value: Any, name: str = "device") -> str:
     Raises:
         TypeError, ValueError: it is no text, or names no device.
     """
-    if not isinstance(value, str):
+    text = value
+    if type(value).__module__ == "torch" and type(value).__name__ == "device":
+        # By its name: nothing here imports torch.
+        text = str(value)
+    if not isinstance(text, str):
         raise TypeError(f"{name}={value!r}: {DEVICES}")
     try:
-        return _native.device(value)
+        return _native.device(text)
     except _native.Usage:
         raise ValueError(f"{name}={value!r}: {DEVICES}") from None

@@ -41,7 +41,7 @@ class Engine:
     """Moves bytes between one device and pinned host memory.
 
     Args:
-        device: "cuda:0" ("cuda" is the same); "sim" for the simulated device, whose tensors are CPU
+        device: "cuda:0" ("cuda" is the same), or a ``torch.device`` of that name; "sim" for the simulated device, whose tensors are CPU
             tensors; "auto" for cuda:0 where there is one, else the simulated device.
         pinned_bytes: the most that this engine may hold page-locked, a size of at least 4096 (the
             smallest block); "auto" for what the machine and the container have to spare, shared by
@@ -67,7 +67,7 @@ class Engine:
 
     def __init__(
         self,
-        device: str = "auto",
+        device: Any = "auto",
         pinned_bytes: Size = "auto",
         unreleased_bytes: Size = "512MiB",
         prefetch_bytes: Size = "512MiB",
@@ -102,7 +102,7 @@ class Engine:
         self._has_own_windows = (unreleased_bytes, prefetch_bytes) != ("512MiB", "512MiB")
 
     @staticmethod
-    def of(device: str) -> Engine:
+    def of(device: Any) -> Engine:
         """The engine that contexts of this device share; made at the first call.
 
         Args:

@@ -30,8 +30,9 @@ NO_COUNTS = (None, True, 1.5, "2", ENGINE)
 BAD_COUNTS = (-1, 2**20 + 1, 2**70)
 NO_FLAGS = (None, 0, 1, "no", ENGINE)
 NO_ENGINES = (0, "cuda:0", True, torch.device("cpu"), ENGINE._native)
-NO_DEVICES = (None, 0, True, torch.device("cpu"), ENGINE)
-BAD_DEVICES = ("", "gpu", "sim:", "sim:x", "cuda:-1", "cuda:99999999999", "CUDA")
+NO_DEVICES = (None, 0, True, torch.float32, ENGINE)
+BAD_DEVICES = ("", "gpu", "sim:", "sim:x", "cuda:-1", "cuda:99999999999", "CUDA",
+               torch.device("cpu"))
 
 Case = tuple[str, Callable[[Any], Any], tuple[Any, ...], tuple[Any, ...], str]
 
@@ -159,6 +160,11 @@ def test_whatever_names_a_device_gives_its_one_shared_engine():
         assert lightering.Engine.of("auto") is shared
     with pytest.raises(lightering.Unavailable):
         lightering.Engine.of("sim:99")
+    if torch.cuda.is_available():
+        assert lightering.Engine.of(torch.device("cuda")) is lightering.Engine.of("cuda:0")
+    else:
+        with pytest.raises(lightering.Unavailable):
+            lightering.Engine(torch.device("cuda", 0))
 
 
 DEFAULTS = {
@@ -194,7 +200,7 @@ def test_the_default_windows_are_what_the_engine_works_with():
     for count, keep_last, unreleased in ((1000, 1, 1), (3000, 1, 1), (3000, 0, 2), (3000, 3, 1)):
         x = torch.ones(count, requires_grad=True) * 2
         with HiddenStates(keep_last, engine=engine):
-            for _ in range(3):
+            for _ in range(4):
                 x = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
             assert windows() == (unreleased * 4 * count, 2 * 4 * count)
             x.sum().backward()

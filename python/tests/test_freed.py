@@ -119,3 +119,37 @@ def test_a_retained_graph_does_not_keep_what_it_read_on_the_device(rig):  # noqa
         # What is fetched ahead of a fourth backward may stay, within its window.
         assert rig.desk.held_bytes <= 64 * 1024, rig.desk.held_bytes
     del out
+
+
+def test_a_host_that_runs_ahead_of_the_device_keeps_no_more_than_the_windows(rig):  # noqa: F811
+    """Bytes that came back early stood in the way of all that left after them: 63 of 64 stayed."""
+    layers, nbytes = 48, 1 << 20
+    x = torch.ones(nbytes // 4, device=rig.device, requires_grad=True)
+    seen = []
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            ctx.save_for_backward(value)
+            seen.append(rig.desk.held_bytes)
+            return value * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (value,) = ctx.saved_tensors
+            seen.append(rig.desk.held_bytes)
+            return gradient * value
+
+    windows = sum(rig.engine._native.windows())
+    with rig.saved(min_bytes=1024):
+        if rig.kind == "cuda":
+            # Some tenths of a second, in which the host enqueues the whole step.
+            torch.cuda._sleep(500_000_000)
+        value = x * 1
+        for _ in range(layers):
+            value = Layer.apply(value)
+        value.sum().backward()
+    # Besides the windows: what was packed last, and what a reader has just now.
+    assert len(seen) == 2 * layers and max(seen) <= windows + 3 * nbytes, max(seen)
+    del value
+    rig.assert_nothing_left()

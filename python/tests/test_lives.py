@@ -207,6 +207,17 @@ def test_a_context_that_one_thread_left_is_still_entered_in_another(rig):  # noq
     assert found == [1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_context_that_was_never_entered_cannot_be_left(rig, mode):  # noqa: F811
+    context = getattr(rig, mode)()
+    with pytest.raises(RuntimeError, match="left in a thread that has not entered it"):
+        context.__exit__(None, None, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with context:
+            pass
+
+
 def test_the_call_of_layers_is_as_it_was_after_the_context(rig):  # noqa: F811
     layers = pytest.importorskip("transformers.modeling_layers")
     kind = layers.GradientCheckpointingLayer

@@ -39,6 +39,30 @@ def run(script, *words):
     return done.stdout
 
 
+def test_single_steps_in_turn_leave_a_pair_for_each_round_and_no_figure_of_memory(tmp_path):
+    pytest.importorskip("transformers")
+    said = run("steps.py", "--workloads", "inputs-1.7b", "--parts", "turns", "--rounds", "3",
+               "--warm", "1", "--out", str(tmp_path))
+    assert "ours over control" in said and "ours over checkpoint" in said
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    found = {line["said"]["figure"]: line["said"]["pairs"] for line in lines
+             if "figure" in line["said"]}
+    assert set(found) == {"torch.inputs-1.7b.over_control", "torch.inputs-1.7b.over_checkpoint"}
+    assert all(len(pairs) == 3 for pairs in found.values())
+
+
+def test_a_control_at_rest_copies_nothing_in_the_steps_of_others(small):
+    device = torch.device("cpu")
+    control, plain = ways.WAYS["control"](device), ways.WAYS["checkpoint"](device)
+    control.attach(small)
+    clock.step(small, control)
+    moved = control.moved()
+    assert min(moved) > 0
+    clock.step(small, plain)
+    assert control.moved() == moved
+    control.detach(small)
+
+
 def test_a_run_of_every_way_leaves_lines_and_figures(tmp_path):
     pytest.importorskip("transformers")
     briefly = ["--steps", "2", "--rounds", "2", "--warm", "1", "--out"]

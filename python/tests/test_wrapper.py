@@ -132,6 +132,32 @@ def test_hidden_states_that_a_context_sees_by_keyword_move_too(rig):  # noqa: F8
     assert harness.same_bits(wanted, gradient)
 
 
+@pytest.mark.parametrize("how", ["checkpoint", "offload_wrapper"])
+def test_a_context_around_a_call_that_names_no_engine_moves_its_input(rig, how):  # noqa: F811
+    """They took the shared engine, which CPU tensors have none of, and moved nothing."""
+    linears = [nn.Linear(32, 32).to(rig.device) for _ in range(4)]
+
+    def run(call):
+        x = torch.ones(64, 32, device=rig.device, requires_grad=True)
+        value = x * 1
+        for each in linears:
+            value = call(each, value)
+        return torch.autograd.grad(value.square().sum(), x)[0]
+
+    def moved(each, value):
+        if how == "checkpoint":
+            return checkpoint(torch.tanh, each(value))
+        return offload_wrapper(checkpoint_wrapper(nn.Sequential(each, nn.Tanh())))(value)
+
+    wanted = run(lambda each, value: torch.tanh(each(value)))
+    with rig.hidden() as context:
+        gradient = run(moved)
+        found = context.report()
+    assert found.moved == 3 * 64 * 32 * 4, found
+    assert harness.same_bits(wanted, gradient)
+    rig.assert_nothing_left()
+
+
 def test_an_input_is_not_emptied_before_the_forward_that_uses_it(rig):  # noqa: F811
     seen = []
 

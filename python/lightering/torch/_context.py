@@ -119,6 +119,8 @@ class Context(_native.Hooks):
         trace: TracebackType | None,
     ) -> None:
         stack = self._stack()
+        if not stack:
+            raise RuntimeError(f"{type(self).__name__}: left in a thread that has not entered it")
         hooks = stack.pop()
         if hooks is not None:
             hooks.__exit__(kind, error, trace)
@@ -240,7 +242,7 @@ class Context(_native.Hooks):
             kept=dict(counts.kept),
             restored=counts.restored,
             stall_count=sum(int(each[0]) for each in since),
-            stall_seconds=sum(float(each[1]) for each in since),
+            stall_seconds=sum((float(each[1]) for each in since), 0.0),
             prefetch_refused_count=sum(int(each[2]) for each in since),
             pinned=max((stat["pinned_bytes"] for stat in stats), default=0),
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),

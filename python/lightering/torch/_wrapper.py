@@ -184,17 +184,29 @@ class OffloadWrapper(ActivationWrapper):
         if not args and "hidden_states" in kwargs and self._takes_hidden_states:
             # Hooks see positional tensors only.
             args = (kwargs.pop("hidden_states"),)
-        with mode.hooks():
+        with contextlib.nullcontext() if _is_mode_around(mode) else mode.hooks():
             return module(*args, **kwargs)
 
 
 def _checkpoint_around() -> Any:
     """The pack hook of the checkpoint in whose function, or recompute, the caller is; or None."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    hook = top[0] if top else None
+    hook = _hook_around()
     # Anybody's hook may be anything that can be called.
     is_of_torch = getattr(hook, "__module__", None) == torch_checkpoint.__name__
     return hook if is_of_torch and hasattr(hook, "__qualname__") else None
+
+
+def _hook_around() -> Any:
+    """The pack hook that is called for what the caller saves; or None."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return top[0] if top else None
+
+
+def _is_mode_around(mode: _Shared) -> bool:
+    """Whether a ``HiddenStates`` around the caller moves what a checkpoint in it saves: the one
+    that somebody entered knows its engine, where none was named here."""
+    around = getattr(_hook_around(), "__self__", None)
+    return mode._engine is None and isinstance(around, HiddenStates)
 
 
 def _checkpoints_itself(module: Any) -> bool:
@@ -218,7 +230,8 @@ def offload_wrapper(module: torch.nn.Module, *, engine: Engine | None = None) ->
 
     Args:
         module: one that ``checkpoint_wrapper`` returned, or that checkpoints itself.
-        engine: a ``lightering.Engine``; None for the one that contexts of a device share.
+        engine: a ``lightering.Engine``; None for that of a ``HiddenStates`` around the call, or
+            else the one that contexts of a device share.
 
     Returns:
         The module, wrapped: its parameters' names and ``state_dict`` keys are as before.
@@ -275,7 +288,8 @@ def checkpoint(
         function: what to run now, and again in the backward pass; anything that can be called.
         args: its arguments. The first tensor moves if it is floating-point; others stay.
         use_reentrant: as torch's, True or False.
-        engine: a ``lightering.Engine``; None for the one that contexts of a device share.
+        engine: a ``lightering.Engine``; None for that of a ``HiddenStates`` around the call, or
+            else the one that contexts of a device share.
         kwargs: torch's own options, and with ``use_reentrant=False`` keyword arguments of
             ``function``; of these ``hidden_states`` moves where no argument is positional.
 
@@ -304,7 +318,8 @@ def checkpoint(
     if not args and not use_reentrant and "hidden_states" in options:
         args = (options.pop("hidden_states"),)
         function = functools.partial(_by_keyword, function)
-    with _mode_of(engine).hooks():
+    mode = _mode_of(engine)
+    with contextlib.nullcontext() if _is_mode_around(mode) else mode.hooks():
         return torch_checkpoint.checkpoint(
             function, *args, use_reentrant=use_reentrant, **options
         )

@@ -1,0 +1,101 @@
+"""Steps of several ways in turn, one each, there and back.
+
+What it is: ``A B C C B A`` of single steps, in which a machine that speeds up or slows down is the
+same to all; a pair of figures is of two rounds' halves, some seconds apart.
+What it is not: a measure of memory; ways that change the model cannot take turns at it.
+Invariant: nothing is waited for between two steps, as in clock.py; what a way leaves under way at
+its step's end is little: no way copies anything after its last layer.
+
+    round: event, A, event, B, event, C, event, C, event, B, event, A, event
+
+Who may call it: steps.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from typing import Any
+
+import torch
+from clock import clean, clean_host, interval, step, wait
+from output import Output, percent
+from ways import WAYS, Missing, versions
+from workloads import Workload, build
+
+# Those that leave the model as it is while another one steps.
+WAYS_IN_TURN = ("none", "checkpoint", "control", "ours", "ours-all")
+
+
+def turns_of(workload: Workload, options: argparse.Namespace, output: Output) -> None:
+    """Rounds of all ways of a workload that can take turns."""
+    device = options.device
+    built = build(workload, device, options.small)
+    ways: dict[str, Any] = {}
+    for name in workload.ways:
+        if name not in options.ways or name not in WAYS_IN_TURN:
+            continue
+        way = WAYS[name](device)
+        try:
+            way.attach(built)
+        except Missing as missing:
+            output.say(f"{workload.name} {name}: skipped: {missing}")
+            continue
+        ways[name] = way
+    for way in ways.values():
+        for _ in range(max(options.warm, 1)):
+            step(built, way)
+    order = [*ways, *reversed(ways)]
+    seconds = _timed(built, [ways[name] for name in order] * options.rounds, device)
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(options.rounds):
+        of_round = seconds[turn * len(order):][:len(order)]
+        for name in ways:
+            there_and_back = [took for one, took in zip(order, of_round, strict=True)
+                              if one == name]
+            found[name].append(statistics.mean(there_and_back))
+            output.record(workload.name, name, {
+                "step_seconds": found[name][-1], "round": turn, "turns": True,
+                "versions": versions(), **ways[name].says()})
+    _say(workload, found, output)
+    for way in ways.values():
+        way.detach(built)
+    clean(built, device)
+    built.model.to("meta")
+    clean_host()
+
+
+def _timed(built: Any, ways: list[Any], device: torch.device) -> list[float]:
+    """Seconds of each step, of those ways one after another."""
+    on_gpu = device.type == "cuda"
+    marks: list[Any] = []
+
+    def mark() -> None:
+        marks.append(torch.cuda.Event(enable_timing=True) if on_gpu else time.perf_counter())
+        if on_gpu:
+            marks[-1].record()
+
+    wait(device)
+    mark()
+    for way in ways:
+        step(built, way)
+        mark()
+    wait(device)
+    return [one.elapsed_time(two) / 1e3 if on_gpu else two - one
+            for one, two in itertools.pairwise(marks)]
+
+
+def _say(workload: Workload, found: dict[str, list[float]], output: Output) -> None:
+    for name, mine in found.items():
+        output.say(f"{workload.name} {name}: {statistics.median(mine):.4f} s in turn, of "
+                   f"{2 * len(mine)} steps")
+    ours = next((name for name in found if name.startswith("ours")), None)
+    for name, theirs in found.items():
+        if ours in (None, name):
+            continue
+        middle = statistics.median(one / two for one, two in zip(found[ours], theirs, strict=True))
+        low, high = interval(found[ours], theirs)
+        output.say(f"{workload.name} {ours} over {name}: {percent(middle)} "
+                   f"({percent(low)} to {percent(high)})")
