@@ -393,8 +393,8 @@ impl Lane {
         self.end(backend, events, spare, (storage, Bytes::ZERO))
     }
 
-    /// Asks about the oldest copies, at most `asks_max` of them, and forgets those that are done,
-    /// each of which `landed` is told.
+    /// Learns which copies are done, and forgets those, each of which `landed` is told. Asks at most
+    /// `asks_max` times: as an end stands for all that came before it, a few answers settle many.
     ///
     /// # Errors
     /// Those of [`Backend::query`].
@@ -404,13 +404,22 @@ impl Lane {
         asks_max: usize,
         landed: Landed<'_>,
     ) -> Result<()> {
+        // The oldest, then twice as many at once while they are done; then the halves of what is
+        // between. `may_be_done` of the oldest are not known to be under way.
+        let (mut may_be_done, mut at_once, mut is_growing) = (self.flights.len(), 1, true);
         for _ in 0..asks_max {
-            match self.flights.front() {
-                Some(flight) if flight.end.point.done(backend, Site::TransferQuery)? => {
-                    self.pop(landed);
-                }
-                _ => break,
+            let count = at_once.min(may_be_done);
+            let Some(flight) = count.checked_sub(1).and_then(|last| self.flights.get(last)) else {
+                break;
+            };
+            if flight.end.point.done(backend, Site::TransferQuery)? {
+                (0..count).for_each(|_| self.pop(landed));
+                may_be_done -= count;
+            } else {
+                may_be_done = count - 1;
+                is_growing = false;
             }
+            at_once = if is_growing { 2 * count } else { may_be_done.div_ceil(2) };
         }
         Ok(())
     }

@@ -312,6 +312,35 @@ fn readers_in_the_expected_order_find_their_bytes_fetched_ahead() {
 }
 
 #[test]
+fn a_lane_that_only_looks_full_goes_on_fetching_what_the_engine_owns() {
+    let few = Options { transfers_max: 4, prefetch_count_max: 2, ..options() };
+    let mut rig = Rig::new(Config::adversary(5), small_pool(Bytes::mib(1)), few, 1);
+    let on = rig.streams[0].engine;
+    let storages: Vec<_> = (0..32u64)
+        .map(|n| {
+            let storage = rig.engine.alloc(LEN, on, "x").unwrap();
+            let range = rig.engine.range(storage.id()).unwrap();
+            rig.fill(0, range, n);
+            rig.engine.evict(storage.id(), on).unwrap();
+            rig.engine.drain().unwrap();
+            storage
+        })
+        .collect();
+    rig.engine.flush(on).unwrap();
+    for (n, storage) in storages.into_iter().enumerate().rev() {
+        let Acquire::Ready(range) = rig.engine.acquire(storage.id(), on).unwrap() else { panic!() };
+        rig.check(0, range, n as u64, format!("layer {n}"));
+        // The device is done; the engine has not asked.
+        rig.sim.sync().unwrap();
+        rig.engine.release(storage, on).unwrap();
+    }
+    let guesses = rig.engine.stats().guesses;
+    assert_eq!((guesses.hits, guesses.misses), (31, 1));
+    rig.assert_right();
+    rig.assert_nothing_left();
+}
+
+#[test]
 fn a_refill_without_device_room_makes_room_and_loses_nothing() {
     let mut config = Config::adversary(9);
     config.device_bytes = Bytes::kib(64);

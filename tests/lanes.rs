@@ -116,6 +116,33 @@ fn urgent_wait(options: Options) -> f64 {
 }
 
 #[test]
+fn a_few_questions_tell_of_many_copies_that_are_done() {
+    // As many as were asked about were learned of before: a lane that got far behind stayed there.
+    let mut rig = Rig::new(Options { step_queries_max: 24, ..Options::default() });
+    let (len, on) = (Bytes::mib(1), rig.streams[0].1);
+    let evict = |rig: &mut Rig, count: usize| -> Vec<Storage> {
+        let each = (0..count).map(|_| {
+            let range = rig.take(len);
+            let storage = rig.engine.adopt(range, "x").unwrap();
+            rig.engine.evict(storage.id(), on).unwrap();
+            storage
+        });
+        each.collect()
+    };
+    let done = evict(&mut rig, 600);
+    rig.sim.sync().unwrap();
+    // Behind five milliseconds of a kernel on the stream that made their bytes.
+    let args = [Arg::Write(rig.take(len))];
+    rig.sim.launch(&COLLECTIVE, Grid::row(1, 1), &args, rig.streams[0].0).unwrap();
+    let under_way = evict(&mut rig, 37);
+    assert_eq!(rig.engine.stats().out_in_flight_bytes, 637 * len.0);
+    rig.engine.step().unwrap();
+    assert_eq!(rig.engine.stats().out_in_flight_bytes, under_way.len() as u64 * len.0);
+    drop((done, under_way));
+    rig.assert_clean();
+}
+
+#[test]
 fn an_urgent_copy_waits_for_at_most_two_trunks_of_prefetches() {
     let trunk = Bytes::mib(16);
     let waited = urgent_wait(Options { ahead_trunk_bytes_max: trunk, ..Options::default() });

@@ -10,9 +10,10 @@
 mod support;
 
 use lightering::adapter::Saved;
+use lightering::backend::Backend;
 use lightering::backend::sim::Config;
 use lightering::policy::Kept;
-use lightering::{Acquire, Bytes, DeviceRange, Evict, Misuse, Storage, StorageId};
+use lightering::{Acquire, Bytes, DeviceRange, Evict, Misuse, Options, Storage, StorageId};
 use std::collections::HashMap;
 use support::{Rig, options, quick_pool};
 
@@ -88,6 +89,32 @@ impl Frame {
         self.rig.assert_right();
         self.rig.assert_nothing_left();
     }
+}
+
+#[test]
+fn a_lane_that_only_looks_full_does_not_end_the_fetching_ahead() {
+    // Nobody asks a lane of prefetches what is done while readers come: it looked full after so
+    // many copies, and all readers from then on had to wait for copies of their own.
+    let options = Options { transfers_max: 4, prefetch_count_max: 2, ..options() };
+    let rig = Rig::new(Config::adversary(3), quick_pool(Bytes::mib(1)), options, 1);
+    let mut frame = Frame { rig, saved: Saved::new(0, Bytes(64)), held: HashMap::new() };
+    let storages: Vec<_> = (0..32)
+        .map(|seed| {
+            let (storage, left) = frame.pack(seed, LEN);
+            assert!(matches!(left, Some((_, Evict::Moving(_)))));
+            frame.rig.engine.drain().unwrap();
+            storage
+        })
+        .collect();
+    frame.flush();
+    for (seed, storage) in storages.into_iter().enumerate().rev() {
+        frame.unpack(&storage, seed as u64);
+        // The device is done; the engine has not asked.
+        frame.rig.sim.sync().unwrap();
+    }
+    let guesses = frame.rig.engine.stats().guesses;
+    assert_eq!((guesses.hits, guesses.misses), (31, 1));
+    frame.assert_nothing_held();
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::copy::{CopyFailed, End, Job, Left};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::pack::{self, Item, Layout, PACK, Part, Strip, UNPACK};
 use crate::pinned::Block;
+use crate::storage::Inward;
 use crate::stream::Point;
 use crate::trace::{Access, Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, Key, Name, PinnedRange, StorageId, StreamId};
@@ -92,10 +93,7 @@ impl Engine {
         let named = |error: Error| error.at(name);
         let len = self.packer.layout.plan(strips).map_err(named)?;
         self.free_events()?;
-        if self.out.is_full(self.options.lane()) {
-            self.poll_out()?;
-        }
-        if self.out.is_full(self.options.lane()) {
+        if !self.may_go_out()? {
             return Err(crate::copy::full(OP).at(name).bytes(len));
         }
         let lent = self.lend(len, name);
@@ -223,10 +221,7 @@ impl Engine {
             return Err(Error::usage(Misuse::LengthMismatch, OP).at(name).bytes(len));
         }
         self.free_events()?;
-        if self.urgent.is_full(self.options.lane()) {
-            self.poll_in(crate::storage::Inward::Urgent)?;
-        }
-        if self.urgent.is_full(self.options.lane()) {
+        if !self.may_come_in(Inward::Urgent)? {
             return Err(crate::copy::full(OP).at(name).bytes(len));
         }
         let submitted = self.submit_scatter(batch, on);

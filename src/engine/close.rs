@@ -95,6 +95,25 @@ impl Engine {
         self.seen(polled)
     }
 
+    /// May one more copy come in on that lane? What looks full is asked first: else a lane that
+    /// nobody asks about stays full for good.
+    pub(super) fn may_come_in(&mut self, inward: Inward) -> Result<bool> {
+        let limits = self.options.lane_in(inward);
+        if self.lane_in(inward).is_full(limits) {
+            self.poll_in(inward)?;
+        }
+        Ok(!self.lane_in(inward).is_full(limits))
+    }
+
+    /// As [`Engine::may_come_in`], of copies out.
+    pub(super) fn may_go_out(&mut self) -> Result<bool> {
+        let limits = self.options.lane();
+        if self.out.is_full(limits) {
+            self.poll_out()?;
+        }
+        Ok(!self.out.is_full(limits))
+    }
+
     /// Lets the pool learn which of this engine's blocks are idle.
     pub(super) fn settle_blocks(&mut self) -> Result<usize> {
         let Engine { client, backend, busy, returned, .. } = self;

@@ -129,11 +129,7 @@ impl Engine {
         let slot = self.slots.get(id.0, "evict")?;
         let (len, name) = (slot.len, slot.name);
         let Some(range) = slot.range else { return Err(slot.refuse(self.verb)) };
-        let limits = self.options.lane();
-        if self.out.is_full(limits) {
-            self.poll_out()?;
-        }
-        if self.out.is_full(limits) {
+        if !self.may_go_out()? {
             return Ok(self.keep(id, Kept::LaneFull));
         }
         let lent = match self.lend(len, name) {

@@ -189,8 +189,9 @@ impl Engine {
     pub(super) fn prefetch_owned(&mut self, on: usize) -> Result<()> {
         let stream = self.ledgers[on].stream;
         while let Some((id, len)) = self.next_wanted(stream, false) {
-            if self.ahead.is_full(self.options.lane()) {
-                return Ok(());
+            let may = self.may_come_in(Inward::Ahead);
+            if !matches!(may, Ok(true)) {
+                return self.refusal(may).map(drop);
             }
             let taken = match self.slots.get(id.0, "prefetch")?.owner {
                 Owner::Fixed => self.map_again(id, on, Wait::Never),

@@ -54,14 +54,15 @@ impl Engine {
     /// always allowed.
     ///
     /// # Errors
-    /// `Usage` for streams.
+    /// `Usage` for streams; driver errors.
     pub fn wanted(&mut self, compute: StreamId) -> Result<Option<(StorageId, Bytes)>> {
         self.begin("wanted")?;
         self.open_stream(compute, "wanted")?;
-        if self.ahead.is_full(self.options.lane()) {
+        let wanted = self.next_wanted(compute, true);
+        if wanted.is_none() || !self.may_come_in(Inward::Ahead)? {
             return Ok(None);
         }
-        Ok(self.next_wanted(compute, true))
+        Ok(wanted)
     }
 
     /// The next one to fetch whose bytes are a framework's, or those whose bytes are not.
@@ -197,11 +198,7 @@ impl Engine {
             let taken = Use { access: Access::Alloc, span: target.into() };
             self.backend.note(Actor::Stream(stream), &[taken])?;
         }
-        let limits = self.options.lane_in(inward);
-        if self.lane_in(inward).is_full(limits) {
-            self.poll_in(inward)?;
-        }
-        if self.lane_in(inward).is_full(limits) {
+        if !self.may_come_in(inward)? {
             return Err(self.lane_full(id));
         }
         let slot = self.slots.get(id.0, "refill")?;
@@ -251,7 +248,7 @@ impl Engine {
         }
     }
 
-    fn lane_in(&self, inward: Inward) -> &Lane {
+    pub(super) fn lane_in(&self, inward: Inward) -> &Lane {
         match inward {
             Inward::Ahead => &self.ahead,
             Inward::Urgent => &self.urgent,

@@ -105,10 +105,7 @@ impl Engine {
         if self.checks.is_none() {
             return Ok(None);
         }
-        if self.out.is_full(self.options.lane()) {
-            self.poll_out()?;
-        }
-        if self.out.is_full(self.options.lane()) {
+        if !self.may_go_out()? {
             return Ok(Some(self.keep(id, Kept::LaneFull)));
         }
         let slot = self.slots.get(id.0, "evict")?;
