@@ -29,11 +29,16 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// How often packing asks which copies are done, while the bytes of one window are packed.
+const SWEEPS_A_WINDOW: u64 = 16;
+
 /// What is kept beside the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     /// CPU memory that the simulated device may reach, by the storage it belongs to.
     entered: HashMap<StorageId, DeviceRange>,
+    /// Bytes packed since the last sweep.
+    unswept_bytes: u64,
     /// Streams of others that were named so far.
     streams: Vec<(usize, StreamId)>,
     /// What is being page-locked, or was last.
@@ -131,6 +136,7 @@ impl At<'_> {
     /// Every storage whose device bytes may be dropped now. Of one stream alone, in its order;
     /// where there are several the engine names only what is done for all of them.
     pub(crate) fn sweep(&mut self) -> Result<Option<Vec<u64>>> {
+        self.desk.unswept_bytes = 0;
         // Takes no memory while it is empty.
         let mut gone = Vec::new();
         for index in 0..self.desk.streams.len() {
@@ -157,6 +163,17 @@ impl At<'_> {
             Err(error) if !error.is_lost() => Ok(None),
             swept => swept,
         }
+    }
+
+    /// As `sweep_besides`, after so many bytes were packed. Within the engine's bound only every now
+    /// and then: each sweep asks the driver about the oldest copy.
+    pub(crate) fn sweep_after(&mut self, bytes: u64) -> Result<Option<Vec<u64>>> {
+        let window = self.engine.options().unreleased_bytes_max.0;
+        self.desk.unswept_bytes = self.desk.unswept_bytes.saturating_add(bytes);
+        if self.desk.unswept_bytes < window / SWEEPS_A_WINDOW && !self.engine.is_over_unreleased() {
+            return Ok(None);
+        }
+        self.sweep_besides()
     }
 
     /// As `wanted`, after a verb that is done: nobody may take its outcome for the verb's.

@@ -111,7 +111,7 @@ impl Saved {
                 // It stays where it is: nothing is lost but the room it takes.
                 Err(_) => Some((number, "refused")),
             };
-            let gone = at.sweep_besides()?;
+            let gone = at.sweep_after(bytes)?;
             Ok((storage, number, left, gone))
         })?;
         let lease = Lease { storage: Arc::new(storage), saved: slf.clone().unbind() };

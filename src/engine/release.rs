@@ -49,6 +49,16 @@ impl Engine {
         self.next_release(on, Owner::Framework)
     }
 
+    /// Are more device bytes not given back than [`Options::unreleased_bytes_max`] allows, of any
+    /// stream? Then [`Engine::releasable`] should be called before more is evicted; below the bound
+    /// it names what is known done, which takes a question to the driver. No driver call.
+    ///
+    /// [`Options::unreleased_bytes_max`]: super::Options::unreleased_bytes_max
+    pub fn is_over_unreleased(&self) -> bool {
+        let max = self.options.unreleased_bytes_max;
+        self.ledgers.iter().any(|ledger| ledger.waitable_bytes() > max)
+    }
+
     /// Makes everything evicted on `compute` releasable: `compute` waits, on the device, for the
     /// copies. With several streams in use a framework's bytes go only when all of them are known
     /// past the copy; then those are named by later calls of [`Engine::releasable`]. Bytes whose

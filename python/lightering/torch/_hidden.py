@@ -102,14 +102,17 @@ class HiddenStates(Context):
     def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
         # Whoever saves; on a thread of autograd there may be nobody. Native frames do not show.
         apply = sys._getframe(0).f_back
-        saver = None if apply is None else apply.f_back
-        if apply is not None and saver is not None and apply.f_code is _APPLY:
-            if saver.f_code in _SAVERS:
-                return self._wants_input(tensor, saver.f_locals.get("args", ()))
-        return ""
+        if apply is None or apply.f_code is not _APPLY:
+            return ""
+        saver = apply.f_back
+        if saver is None or saver.f_code not in _SAVERS or not tensor.is_floating_point():
+            return ""
+        # The few locals of this frame: asking for all of the saver's takes longer than all else.
+        # Before the checkpoint's own arguments there may be a tensor of no bytes, its dummy.
+        args = (each for each in apply.f_locals["args"] if isinstance(each, torch.Tensor))
+        return self._wants_input(tensor, next((each for each in args if each.numel()), None))
 
-    def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
-        first = next((each for each in args if isinstance(each, torch.Tensor)), None)
+    def _wants_input(self, tensor: torch.Tensor, first: torch.Tensor | None) -> str | None:
         if first is not tensor or not tensor.is_floating_point():
             return ""
         if isinstance(tensor, torch.nn.Parameter):

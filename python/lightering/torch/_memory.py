@@ -21,6 +21,8 @@ from .. import _native
 
 _MARGIN_BYTES = 256 << 20
 _READS_APART = 16
+_READS_APART_WITH_PLENTY = 128
+_PLENTY_BYTES = 8 << 30
 
 
 class Room(_native.Room):
@@ -29,7 +31,7 @@ class Room(_native.Room):
     def __init__(self, kind: str, index: int) -> None:
         self._is_host = kind == "cpu"
         self._spare = 0
-        self._asked = 0
+        self._asks = 0
         self.refused_count = 0
         """How often a prefetch was not issued since there was no room."""
 
@@ -37,9 +39,9 @@ class Room(_native.Room):
         """Whether ``nbytes`` can be taken without pressing torch's allocator."""
         if self._is_host:
             return True
-        if self._asked % _READS_APART == 0 or self._spare < nbytes:
+        if self._asks == 0 or self._spare < nbytes:
             self._read(nbytes)
-        self._asked += 1
+        self._asks -= 1
         if self._spare < nbytes:
             self.refused_count += 1
             return False
@@ -58,4 +60,6 @@ class Room(_native.Room):
             # The driver is asked only where the cache does not do.
             free, _ = torch.cuda.mem_get_info(self.device)
             self._spare = max(self._spare, free - _MARGIN_BYTES)
-        self._asked = 0
+        # How often it may be asked before others may have taken what was seen here.
+        plenty = self._spare >= _PLENTY_BYTES
+        self._asks = _READS_APART_WITH_PLENTY if plenty else _READS_APART

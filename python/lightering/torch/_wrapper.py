@@ -64,7 +64,7 @@ class _Shared(HiddenStates):
                 saved[1].register_hooks(self._pack_input, unpack)
 
     def _pack_input(self, tensor: torch.Tensor) -> Packed:
-        if self._forks != _forks.count or self._wants_input(tensor, (tensor,)) is not None:
+        if self._forks != _forks.count or self._wants_input(tensor, tensor) is not None:
             return self._keep(tensor)
         if is_plain(tensor):
             return self._take(tensor, tensor.untyped_storage())
@@ -75,12 +75,12 @@ class _Shared(HiddenStates):
         self._kept = weakref.ref(kept)
         return kept
 
-    def _wants_input(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> str | None:
+    def _wants_input(self, tensor: torch.Tensor, first: torch.Tensor | None) -> str | None:
         counts = self._counts
         if (counts.moved or counts.kept) and not self._is_anything_saved():
             self._test_itself()
             self._begin()
-        return super()._wants_input(tensor, args)
+        return super()._wants_input(tensor, first)
 
     def _is_anything_saved(self) -> bool:
         # What stays is saved, too: the graph that keeps it is of this step.
