@@ -393,8 +393,8 @@ impl Lane {
         self.end(backend, events, spare, (storage, Bytes::ZERO))
     }
 
-    /// Learns which copies are done, and forgets those, each of which `landed` is told. Asks at most
-    /// `asks_max` times: as an end stands for all that came before it, a few answers settle many.
+    /// Learns which copies are done, and forgets those, each of which `landed` is told. Asks at
+    /// most `asks_max` times: as an end stands for all before it, a few answers settle many.
     ///
     /// # Errors
     /// Those of [`Backend::query`].

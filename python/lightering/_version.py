@@ -61,6 +61,15 @@ def edited(shared: torch.Tensor, seen: int, shape: torch.Size) -> RuntimeError:
     )
 
 
+def edited_here(tensor: torch.Tensor, seen: int) -> RuntimeError:
+    """As ``edited``, of a tensor that stayed on its device."""
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: a {tensor.dtype} of shape {list(tensor.shape)} on {tensor.device} is at "
+        f"version {tensor._version}; expected version {seen} instead"
+    )
+
+
 class VersionProbe:
     """Follows the in-place edits of one tensor, its views and its base."""
 

@@ -41,8 +41,9 @@ class Engine:
     """Moves bytes between one device and pinned host memory.
 
     Args:
-        device: "cuda:0" ("cuda" is the same), or a ``torch.device`` of that name; "sim" for the simulated device, whose tensors are CPU
-            tensors; "auto" for cuda:0 where there is one, else the simulated device.
+        device: "cuda:0" ("cuda" is the same), or a ``torch.device`` of that name; "sim" for the
+            simulated device, whose tensors are CPU tensors; "auto" for cuda:0 where there is one,
+            else the simulated device.
         pinned_bytes: the most that this engine may hold page-locked, a size of at least 4096 (the
             smallest block); "auto" for what the machine and the container have to spare, shared by
             the processes of LOCAL_WORLD_SIZE.

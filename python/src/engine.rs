@@ -170,7 +170,8 @@ impl At<'_> {
     pub(crate) fn sweep_after(&mut self, bytes: u64) -> Result<Option<Vec<u64>>> {
         let window = self.engine.options().unreleased_bytes_max.0;
         self.desk.unswept_bytes = self.desk.unswept_bytes.saturating_add(bytes);
-        if self.desk.unswept_bytes < window / SWEEPS_A_WINDOW && !self.engine.is_over_unreleased() {
+        let is_time = self.desk.unswept_bytes >= window / SWEEPS_A_WINDOW;
+        if !is_time && !self.engine.is_over_unreleased() {
             return Ok(None);
         }
         self.sweep_besides()

@@ -21,7 +21,9 @@ mod counts;
 mod engine;
 mod errors;
 mod fetch;
+mod frames;
 mod host;
+mod kept;
 mod moved;
 mod pack;
 mod pool;
@@ -48,6 +50,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<saved::Lease>()?;
     module.add_class::<books::Books>()?;
     module.add_class::<counts::Counts>()?;
+    module.add_class::<kept::Kept>()?;
     module.add_class::<moved::Moved>()?;
     module.add_class::<pack::Hooks>()?;
     module.add_class::<room::Room>()?;

@@ -14,6 +14,7 @@
 
 use crate::books::Books;
 use crate::fetch::fetch;
+use crate::kept::Kept;
 use crate::stash::Stash;
 use crate::torch;
 use pyo3::intern;
@@ -132,8 +133,12 @@ fn share<'py>(
 /// What autograd calls.
 #[pyfunction]
 pub(crate) fn unpack<'py>(packed: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    match packed.cast_exact::<Moved>() {
-        Ok(moved) => moved.get().unpack(packed.py()),
-        Err(_) => packed.call_method0(intern!(packed.py(), "unpack")),
+    let py = packed.py();
+    if let Ok(moved) = packed.cast_exact::<Moved>() {
+        return moved.get().unpack(py);
+    }
+    match packed.cast_exact::<Kept>() {
+        Ok(kept) => kept.get().unpack(py),
+        Err(_) => packed.call_method0(intern!(py, "unpack")),
     }
 }

@@ -16,6 +16,8 @@
 use crate::books::Books;
 use crate::counts::Counts;
 use crate::errors::{Closed, Corrupt, Error, Lost};
+use crate::frames::Frames;
+use crate::kept::Kept;
 use crate::moved::Moved;
 use crate::process;
 use crate::saved::{Gone, Lease, Saved};
@@ -23,7 +25,7 @@ use crate::stash::{MOVED, Stash};
 use crate::torch::{self, Torch};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple, PyWeakrefReference};
+use pyo3::types::{PyDict, PyString, PyTuple, PyWeakrefMethods, PyWeakrefReference};
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -35,6 +37,8 @@ pub(crate) struct Hooks {
     modes: Py<PyDict>,
     counts: Mutex<Option<Py<Counts>>>,
     rules: OnceLock<Rules>,
+    /// What stayed last that the mode is about, by a weak reference: its graph may still be there.
+    kept_last: Mutex<Option<Py<PyWeakrefReference>>>,
 }
 
 /// What a mode is about.
@@ -44,8 +48,16 @@ struct Rules {
     bytes_min: u64,
     /// Why tensors stay: words by the names that `Why` has for them.
     reasons: Py<PyDict>,
-    /// What never leaves, by thread, where all else does; None where Python is asked.
-    watch: Option<Py<PyAny>>,
+    about: About,
+}
+
+/// Which tensors a mode is about.
+#[derive(Debug)]
+enum About {
+    /// All but those that never leave: who knows them, by thread.
+    All(Py<PyAny>),
+    /// The inputs of checkpoints. Python is asked about each.
+    Inputs(Frames),
 }
 
 /// Why a tensor stays: a name of one of the reasons, or words. None: the mode is not about it.
@@ -77,13 +89,17 @@ impl Hooks {
         storage: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Wish<'py>> {
         let (py, torch) = (slf.py(), Torch::of(slf.py())?);
-        let Some(watch) = &slf.get().rules()?.watch else {
-            let why = slf.call_method1(intern!(py, "_wants"), (tensor, storage))?;
-            return Ok(match why.is_none() {
-                true => None,
-                false if why.is_truthy()? => Some(Why::Words(why)),
-                false => Some(Why::NotAbout),
-            });
+        let watch = match &slf.get().rules()?.about {
+            About::All(watch) => watch,
+            About::Inputs(frames) if frames.is_input(tensor)? => {
+                let why = slf.call_method1(intern!(py, "_wants_input"), (tensor,))?;
+                return Ok(match why.is_none() {
+                    true => None,
+                    false if why.is_truthy()? => Some(Why::Words(why)),
+                    false => Some(Why::NotAbout),
+                });
+            }
+            About::Inputs(_) => return Ok(Some(Why::NotAbout)),
         };
         if torch.is_in_backward(py)? {
             return Ok(Some(Why::Named("IN_BACKWARD")));
@@ -142,7 +158,7 @@ impl Hooks {
         let counts = this.counts(py)?;
         match pack(&books, &saved, counts, storage, (whole, version), rules) {
             Ok(stash) => {
-                if rules.watch.is_none() {
+                if matches!(rules.about, About::Inputs(_)) {
                     slf.call_method1(intern!(py, "_packed"), (&books, &saved))?;
                 }
                 Ok(Ok(Moved::new(tensor, stash, extent)?))
@@ -206,19 +222,30 @@ impl Hooks {
             modes,
             counts: Mutex::default(),
             rules: OnceLock::new(),
+            kept_last: Mutex::default(),
         }
     }
 
-    /// Says what the mode is about.
-    #[pyo3(signature = (name, min_bytes, reasons, watch))]
+    /// Says what the mode is about: all tensors but those that `watch` knows, or the inputs of
+    /// those that have one of these code objects and save by a call of that one.
+    #[pyo3(signature = (name, min_bytes, reasons, watch, saves))]
     fn rule(
         &self,
+        py: Python<'_>,
         name: String,
         min_bytes: u64,
         reasons: Py<PyDict>,
         watch: Option<Py<PyAny>>,
+        saves: Option<(Py<PyAny>, Py<PyAny>)>,
     ) -> PyResult<()> {
-        let ruled = self.rules.set(Rules { name, bytes_min: min_bytes, reasons, watch });
+        let about = match (watch, saves) {
+            (Some(watch), _) => About::All(watch),
+            (None, Some((apply, savers))) => About::Inputs(Frames::new(py, apply, savers)?),
+            (None, None) => {
+                return Err(crate::errors::Usage::new_err("a context that is about nothing"));
+            }
+        };
+        let ruled = self.rules.set(Rules { name, bytes_min: min_bytes, reasons, about });
         ruled.map_err(|_| crate::errors::Usage::new_err("a context has its rules for good"))
     }
 
@@ -241,13 +268,33 @@ impl Hooks {
         drop(before);
     }
 
+    /// A tensor that stays, and that the mode is about: it is of a step as one that moves is.
+    fn _keep<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let kept = Bound::new(tensor.py(), Kept::new(tensor)?)?.into_any();
+        let last = PyWeakrefReference::new(&kept)?.unbind();
+        let mut place = self.kept_last.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = place.replace(last);
+        // Not under its lock.
+        drop(place);
+        drop(before);
+        Ok(kept)
+    }
+
+    /// Is what stayed last still there, and so the graph that it is of?
+    fn _is_last_kept(&self, py: Python<'_>) -> bool {
+        let place = self.kept_last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = place.as_ref().map(|last| last.clone_ref(py));
+        drop(place);
+        last.is_some_and(|last| last.bind(py).upgrade().is_some())
+    }
+
     /// What autograd calls when it saves a tensor.
     fn _pack<'py>(
         slf: &Bound<'py, Hooks>,
         tensor: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
-        let keep = || slf.call_method1(intern!(py, "_keep"), (tensor,));
+        let keep = || Bound::new(py, Kept::new(tensor)?).map(Bound::into_any);
         if this.process != process::number() {
             return keep();
         }
@@ -268,7 +315,7 @@ impl Hooks {
             (Some(why), _) => {
                 let extent = slf.call_method1(intern!(py, "_extent"), (tensor,))?;
                 Hooks::stay(slf, extent.extract()?, why)?;
-                keep()
+                this._keep(tensor)
             }
         }
     }
@@ -285,7 +332,7 @@ impl Hooks {
             Ok(moved) => Ok(Bound::new(py, moved)?.into_any()),
             Err(why) => {
                 Hooks::stay(slf, extent.min(torch::bytes(storage)?), why)?;
-                slf.call_method1(intern!(py, "_keep"), (tensor,))
+                slf.get()._keep(tensor)
             }
         }
     }

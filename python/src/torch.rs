@@ -70,6 +70,11 @@ impl Torch {
         })
     }
 
+    /// The type of tensors.
+    pub(crate) fn kind<'py>(&self, py: Python<'py>) -> &Bound<'py, PyType> {
+        self.tensor.bind(py)
+    }
+
     /// Does the tensor itself hold its bytes: dense, strided, no subclass, no transform's?
     pub(crate) fn is_plain(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = tensor.py();

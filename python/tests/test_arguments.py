@@ -50,6 +50,8 @@ def of_modes() -> Iterator[Case]:
             (None, 0, True), ("gpu", "", "CPU"), '"cpu" or "none"'
         yield f"{name}.engine", lambda it, mode=mode: mode(engine=it), \
             NO_ENGINES, (), "a lightering.Engine, or None"
+    yield "HiddenStates.min_step_bytes", lambda it: HiddenStates(min_step_bytes=it), \
+        NO_SIZES, BAD_SIZES, SIZE + '; or "auto"'
     yield "HiddenStates.keep_last", lambda it: HiddenStates(keep_last=it), \
         NO_COUNTS[:-1], BAD_COUNTS, COUNT
 
@@ -105,7 +107,9 @@ def test_an_argument_that_is_not_allowed_is_named_with_its_value_and_what_is(cas
 
 @pytest.mark.parametrize("call", [SavedTensors, HiddenStates])
 def test_an_engine_in_the_place_of_another_argument_is_told_its_name(call):
-    places = [name for name in inspect.signature(call).parameters if name != "engine"]
+    parameters = inspect.signature(call).parameters.values()
+    places = [each.name for each in parameters
+              if each.kind is each.POSITIONAL_OR_KEYWORD and each.name != "engine"]
     for count, name in enumerate(places):
         rest = {"keep_last": 1, "min_bytes": 1, "placement": "cpu"}
         before = [rest[each] for each in places[:count]]
@@ -171,7 +175,8 @@ DEFAULTS = {
     lightering.Engine: dict(
         device="auto", pinned_bytes="auto", unreleased_bytes="512MiB", prefetch_bytes="512MiB",
         prefetch_count=8, time_stalls=False, verify=False, seed=None),
-    HiddenStates: dict(keep_last=1, min_bytes=1024, placement="cpu", engine=None),
+    HiddenStates: dict(
+        keep_last=1, min_bytes=1024, placement="cpu", engine=None, min_step_bytes="auto"),
     SavedTensors: dict(min_bytes=1 << 20, placement="cpu", engine=None),
     offload_wrapper: dict(engine=None),
     checkpoint: dict(use_reentrant=False, engine=None),

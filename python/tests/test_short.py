@@ -14,7 +14,7 @@ import models
 import pytest
 import rig as rigs
 import torch
-from lightering.torch import _memory
+from lightering.torch import HiddenStates, _memory
 from rig import rig  # noqa: F401
 from saving import leaf, save
 
@@ -83,6 +83,53 @@ def test_a_reader_that_finds_no_room_at_all_can_ask_again(rig, monkeypatch):  # 
                 out.sum().backward(retain_graph=True)
         out.sum().backward()
     assert torch.equal(seen[-1][0], torch.full((256,), 7.0, device=rig.device))
+
+
+def test_a_step_of_little_in_all_stays_and_says_so_and_a_longer_one_moves(rig):  # noqa: F811
+    """Inputs of a few megabytes took the host longer than the copies, and freed next to nothing."""
+    context = HiddenStates(min_bytes=16, engine=rig.engine, min_step_bytes=4 * 4 * 1000)
+    gradients = []
+
+    def step(count):
+        x = torch.full((count,), 0.5, device=rig.device, requires_grad=True)
+        value = x * 1
+        for _ in range(4):
+            value = torch.utils.checkpoint.checkpoint(torch.sin, value, use_reentrant=False)
+        value.sum().backward()
+        gradients.append(x.grad[:100].clone())
+
+    def moved(count):
+        with context:
+            step(count)
+        return context.report().moved
+
+    # What a step has in all is known after it.
+    assert moved(100) == 3 * 400
+    with pytest.warns(UserWarning, match="moved nothing: all 1600 bytes .*: too little in a step"):
+        assert moved(100) == 0
+    assert context.report().kept == {"too little in a step": 1600}
+    # Of this one three inputs are as much as may stay, and the fourth is the last one.
+    assert moved(1100) == 0
+    assert context.report().kept == {"too little in a step": 3 * 4400, "among the last": 4400}
+    assert moved(1100) == 3 * 4400 and moved(100) == 3 * 400
+    # Once it is more than that, what comes leaves in the same step.
+    assert moved(1500) == 6000
+    # Within one context, too, a step is over when nothing of it is saved any more.
+    with context:
+        for _ in range(3):
+            step(100)
+    assert context.report().moved == 3 * 400
+    assert all(harness.same_bits(each, gradients[0]) for each in gradients)
+    rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("options, is_bounded", [({}, True), ({"unreleased_bytes": "1MiB"}, False)])
+def test_a_256th_of_the_device_is_little_where_nothing_else_was_chosen(options, is_bounded):
+    rigs.gpu_or_skip()
+    context = HiddenStates(engine=lightering.Engine("cuda:0", **options))
+    memory = torch.cuda.get_device_properties(0).total_memory
+    assert context._least_of_step(torch.device("cuda", 0)) == (memory // 256) * is_bounded
+    assert HiddenStates(engine=lightering.Engine("sim"))._least_of_step(torch.device("cpu")) == 0
 
 
 def fakes(monkeypatch, cached, free):

@@ -5,7 +5,7 @@ What it is not: a choice of what moves; ``SavedTensors`` and ``HiddenStates`` sa
 Invariant: a tensor that cannot be moved for whatever reason stays, and the reason is counted. What
 was packed can be unpacked after the context was left, on any thread.
 
-    enter: push hooks     pack(t) --_wants--> Moved | Kept, why     exit: pop, drop what may go
+    enter: push hooks     pack(t) --about?--> Moved | Kept, why     exit: pop, drop what may go
 
 Who may call it: the modes of lightering.torch.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from .. import _arguments, _forks, _native
 from .._subclass import flatten
 from ..engine import Engine, Size
 from . import _reasons
-from ._packed import Kept, Packed, Split, unpack
+from ._packed import Packed, Split, unpack
 from ._report import Counts, Report
 from ._stash import Desk
 from ._warn import warn_once
@@ -62,8 +62,10 @@ class Context(_native.Hooks):
     _nothing_offered = ""
     """What is wrong where tensors were saved, and none was one that the mode is about."""
     _watched: Any = None
-    """By thread, what never leaves where all else does; None: ``_wants`` says what the mode moves.
-    """
+    """By thread, what never leaves where all else does; None where ``_saves`` says what may."""
+    _saves: tuple[CodeType, frozenset[CodeType]] | None = None
+    """Whose frame saves the inputs that may leave, called by one of those; ``_wants_input`` is
+    asked about each."""
 
     def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
         for name, value in (
@@ -76,7 +78,7 @@ class Context(_native.Hooks):
         self._is_off = _arguments.choice(placement, "placement", ("cpu", "none")) == "none"
         self._engine = checked(engine)
         self._forks = _forks.count
-        self.rule(self._name, self._min_bytes, _WORDS, self._watched)
+        self.rule(self._name, self._min_bytes, _WORDS, self._watched, self._saves)
         self._counts = Counts()
         self._before: dict[Desk, tuple[int, float, int]] = {}
         self._entered = threading.local()
@@ -150,13 +152,9 @@ class Context(_native.Hooks):
     def _stop(self) -> None:
         """Left for the last time in this thread."""
 
-    def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
-        """None for a tensor that this mode moves; "" for one it is not about; else why not."""
+    def _wants_input(self, tensor: torch.Tensor) -> str | None:
+        """None for an input that this mode moves; "" for one it is not about; else why not."""
         raise NotImplementedError
-
-    def _keep(self, tensor: torch.Tensor) -> Kept:
-        """A tensor that stays."""
-        return Kept(tensor)
 
     def _pack_apart(self, tensor: torch.Tensor) -> Packed:
         """Packs a tensor that is not plain by those that it is of."""

@@ -18,34 +18,7 @@ from typing import Any
 
 import torch
 
-from .._native import Moved, unpack
-
-
-class Kept:
-    """A tensor that stays on its device."""
-
-    __slots__ = ("__weakref__", "_tensor", "_version")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        # Not the tensor itself: it may be the result of the node that keeps it.
-        self._tensor = tensor.detach()
-        self._version = -1 if tensor.is_inference() else tensor._version
-
-    def unpack(self) -> torch.Tensor:
-        """The tensor.
-
-        Raises:
-            RuntimeError: it was edited in place after it was saved.
-        """
-        tensor = self._tensor
-        if self._version >= 0 and tensor._version != self._version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: a {tensor.dtype} of shape {list(tensor.shape)} on "
-                f"{tensor.device} is at version {tensor._version}; expected version "
-                f"{self._version} instead"
-            )
-        return tensor
+from .._native import Kept, Moved, unpack
 
 
 class Split:

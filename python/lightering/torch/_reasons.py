@@ -14,6 +14,7 @@ from __future__ import annotations
 
 TOO_SMALL = "too small"
 AMONG_THE_LAST = "among the last"
+TOO_LITTLE = "too little in a step"
 NO_PINNED_ROOM = "no pinned room"
 LANE_FULL = "lane full"
 OTHER_DEVICE = "other device"
@@ -32,6 +33,8 @@ REFUSED = "refused"
 REASONS: dict[str, str] = {
     TOO_SMALL: "fewer bytes than `min_bytes`",
     AMONG_THE_LAST: "one of the last `keep_last`, which the backward pass wants at once",
+    TOO_LITTLE: "the inputs of the step before had fewer bytes in all than `min_step_bytes`: "
+    "moving them takes the host longer than what they free is worth",
     NO_PINNED_ROOM: "no page-locked memory is left: raise `pinned_bytes`, or `reserve` more",
     LANE_FULL: "too many copies out are under way; the next tensors go again",
     OTHER_DEVICE: "not of a device of this context: a CPU tensor, or one of another GPU than "

@@ -35,14 +35,12 @@ from .._subclass import is_plain
 from ..engine import Engine
 from ._context import _hooks, checked
 from ._hidden import HiddenStates, first_is_hidden_states
-from ._packed import Kept, Packed, unpack
+from ._packed import Packed, unpack
 from ._report import Report
 
 
 class _Shared(HiddenStates):
     """The mode that wrapped modules and single calls share; a step ends when nothing is saved."""
-
-    _kept: weakref.ref[Kept] | None = None
 
     def hooks(self) -> Any:
         """Hooks for one call."""
@@ -64,29 +62,21 @@ class _Shared(HiddenStates):
                 saved[1].register_hooks(self._pack_input, unpack)
 
     def _pack_input(self, tensor: torch.Tensor) -> Packed:
-        if self._forks != _forks.count or self._wants_input(tensor, tensor) is not None:
+        if self._forks != _forks.count or not tensor.is_floating_point():
+            return self._keep(tensor)
+        why = self._wants_input(tensor)
+        if why is not None:
+            if why:
+                self._counts.stay(self._extent(tensor), why)
             return self._keep(tensor)
         if is_plain(tensor):
             return self._take(tensor, tensor.untyped_storage())
         return self._pack_apart(tensor)
 
-    def _keep(self, tensor: torch.Tensor) -> Kept:
-        kept = super()._keep(tensor)
-        self._kept = weakref.ref(kept)
-        return kept
-
-    def _wants_input(self, tensor: torch.Tensor, first: torch.Tensor | None) -> str | None:
-        counts = self._counts
-        if (counts.moved or counts.kept) and not self._is_anything_saved():
-            self._test_itself()
-            self._begin()
-        return super()._wants_input(tensor, first)
-
-    def _is_anything_saved(self) -> bool:
-        # What stays is saved, too: the graph that keeps it is of this step.
-        if self._kept is not None and self._kept() is not None:
-            return True
-        return any(desk.live_count for desk, _ in self._modes.values())
+    def _next_step(self, least: int) -> None:
+        super()._next_step(least)
+        self._test_itself()
+        self._begin()
 
 
 _shared: weakref.WeakKeyDictionary[Engine, _Shared] = weakref.WeakKeyDictionary()
