@@ -16,6 +16,7 @@ use crate::books::Books;
 use crate::fetch::fetch;
 use crate::stash::Stash;
 use crate::torch;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -80,6 +81,11 @@ impl Moved {
         let (stash, shared) = (&self.stash, self.shared.bind(py));
         if torch::version(shared)? != stash.version {
             return Err(self.edited(py)?);
+        }
+        if stash.marks().was_resized {
+            return Err(PyRuntimeError::new_err(
+                "the storage of a saved tensor was resized while it was copied off its device",
+            ));
         }
         self.read();
         let books: &Bound<'py, Books> = stash.books.bind(py);

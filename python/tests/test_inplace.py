@@ -128,3 +128,20 @@ def test_an_edit_in_a_backward_raises_what_autograd_raises(rig, name, part, read
     for around in (torch.enable_grad(), rig.saved()):
         with pytest.raises(RuntimeError, match=SAID):
             backward(around)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_storage_that_is_resized_while_it_is_copied_is_an_error(rig, again):  # noqa: F811
+    """As FSDP does with its own: what was copied then are the bytes of whoever came next."""
+    x, seen = leaf(rig.device), []
+    with rig.saved():
+        tensor = torch.full((256,), 3.0, device=rig.device)
+        out = save(x, [tensor], seen)
+        tensor.untyped_storage().resize_(0)
+        others = [torch.full((256,), 7.0, device=rig.device) for _ in range(4)]
+        if again:
+            tensor.untyped_storage().resize_(1024)
+        rig.desk.flush()
+        with pytest.raises(RuntimeError, match="resized while it was copied"):
+            out.sum().backward()
+    assert len(others) == 4 and not seen
