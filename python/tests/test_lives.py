@@ -14,6 +14,7 @@ import threading
 import warnings
 
 import harness
+import lightering.torch
 import models
 import pytest
 import torch
@@ -225,6 +226,23 @@ def test_the_call_of_layers_is_as_it_was_after_the_context(rig):  # noqa: F811
     assert (kind.__dict__.get("__call__"), kind.__call__) == before
 
 
+def test_a_call_of_layers_that_somebody_else_sets_meanwhile_stays(rig, monkeypatch):  # noqa: F811
+    """Whoever patches layers inside of a context, such as with faster kernels, lost that."""
+    kind = pytest.importorskip("transformers.modeling_layers").GradientCheckpointingLayer
+    monkeypatch.setattr(kind, "__call__", kind.__call__)
+    with rig.hidden():
+        inner = kind.__call__
+
+        def theirs(layer, *args, **kwargs):
+            return inner(layer, *args, **kwargs)
+
+        kind.__call__ = theirs
+    assert kind.__call__ is theirs
+    with rig.hidden():
+        assert kind.__call__ is not theirs
+    assert kind.__call__ is theirs
+
+
 def run_script(body: str, *, device: str) -> subprocess.CompletedProcess[str]:
     head = f"""
         import gc, os, sys, torch, lightering
@@ -257,6 +275,7 @@ def test_a_child_of_a_fork_drops_what_it_has_and_touches_no_device(rig):  # noqa
             if child == 0:
                 z = (torch.ones(64, requires_grad=True) * 2).sin().sum()
                 z.backward()  # Still inside of the context: everything stays.
+                context.__exit__(None, None, None)
                 try:
                     y.backward(one)
                     os._exit(5)
@@ -281,6 +300,40 @@ def test_a_child_of_a_fork_drops_what_it_has_and_touches_no_device(rig):  # noqa
     assert (found.returncode, found.stdout) == (0, "0 True\n"), found.stderr
 
 
+def test_a_child_of_a_fork_runs_its_parents_wrapped_layers(rig):  # noqa: F811
+    """In either order of wrappers, by single calls, and in a context; what they save stays."""
+    found = run_script("""
+        from lightering.torch import checkpoint, offload_wrapper
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        one, two = (torch.nn.Linear(8, 8) for _ in range(2))
+        layers = [offload_wrapper(checkpoint_wrapper(one), engine=engine),
+                  checkpoint_wrapper(offload_wrapper(two, engine=engine))]
+
+        def step():
+            hidden = torch.ones(4, 8, requires_grad=True) * 1
+            for layer in layers:
+                hidden = checkpoint(torch.sin, layer(hidden), engine=engine)
+            hidden.sum().backward()
+            gradients = [layer.weight.grad.clone() for layer in (one, two)]
+            one.weight.grad = two.weight.grad = None
+            return gradients
+
+        wanted = step()
+        context = HiddenStates(min_bytes=16, engine=engine)
+        context.__enter__()
+        loss = torch.utils.checkpoint.checkpoint(torch.sin, x * 2, use_reentrant=False).sum()
+        child = os.fork()
+        if child == 0:
+            same = all(map(torch.equal, wanted, step()))
+            context.__exit__(None, None, None)
+            os._exit(0 if same else 3)
+        context.__exit__(None, None, None)
+        loss.backward()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """, device=rig.device)
+    assert (found.returncode, found.stdout) == (0, "0\n"), found.stderr
+
+
 @pytest.mark.parametrize("parent", ["import lightering", "theirs = lightering.Engine('sim')"])
 def test_a_child_of_a_fork_trains_with_an_engine_of_its_own(parent):
     """Of a parent that trained, or that imported this package and did no more."""
@@ -302,7 +355,8 @@ def test_a_child_of_a_fork_trains_with_an_engine_of_its_own(parent):
     assert (found.returncode, found.stdout) == (0, "0\n"), found.stderr
 
 
-def test_an_engine_goes_with_its_last_owner(rig):  # noqa: F811
+@pytest.mark.parametrize("used", ["a context", "checkpoint"])
+def test_an_engine_goes_with_its_last_owner(rig, used):  # noqa: F811
     import weakref
 
     import rig as rigs
@@ -310,6 +364,10 @@ def test_an_engine_goes_with_its_last_owner(rig):  # noqa: F811
     found = rigs.make(rig.kind)
     with found.saved():
         harness.loss_of(models.dense(found.device, checkpoint="none")).backward()
+    if used == "checkpoint":
+        # What single calls share is the engine's, and kept it for ever.
+        x = torch.ones(64, device=found.device, requires_grad=True)
+        lightering.torch.checkpoint(torch.sin, x, engine=found.engine).sum().backward()
     known = weakref.ref(found.desk), weakref.ref(found.engine)
     gc.disable()
     try:

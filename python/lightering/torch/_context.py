@@ -74,7 +74,8 @@ class Context(_native.Hooks):
         self._keep_last = _arguments.count(keep_last, "keep_last")
         self._min_bytes = _arguments.size(min_bytes, "min_bytes")
         self._is_off = _arguments.choice(placement, "placement", ("cpu", "none")) == "none"
-        self._engine = checked(engine)
+        # Not the engine itself, which may go: what moves its tensors is its desk.
+        self._has_engine = checked(engine) is not None
         self._forks = _forks.count
         self.rule(self._name, self._min_bytes, _WORDS, self._watched)
         self._counts = Counts()
@@ -94,7 +95,7 @@ class Context(_native.Hooks):
     def _mode(self, device: torch.device) -> tuple[Desk, Any] | None:
         """The engine of a device, with this context's part of it; None where it has none."""
         found = self._modes.get(device)
-        if found is None and self._engine is None and device.type == "cuda":
+        if found is None and not self._has_engine and device.type == "cuda":
             found = self._open(device, Desk.of(Engine.of(f"cuda:{device.index}")))
         return found
 

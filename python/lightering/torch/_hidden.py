@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 
+from .. import _forks
 from ..engine import Engine, Size
 from . import _reasons
 from ._context import Context
@@ -85,7 +86,6 @@ class HiddenStates(Context):
     ) -> None:
         super().__init__(keep_last, min_bytes, placement, engine)
         self._largest = 0
-        self._windows: dict[Desk, tuple[int, int]] = {}
 
     def _start(self) -> None:
         if not self._is_off:
@@ -94,10 +94,10 @@ class HiddenStates(Context):
     def _stop(self) -> None:
         if not self._is_off:
             _keywords.stop()
-        for desk, windows in self._windows.items():
-            desk.set_windows(*windows)
-        self._windows.clear()
         self._largest = 0
+        if self._forks == _forks.count:
+            for desk, _ in self._modes.values():
+                desk.ask_window(self, None)
 
     def _wants(self, tensor: torch.Tensor, storage: torch.UntypedStorage | None) -> str | None:
         # Whoever saves; on a thread of autograd there may be nobody. Native frames do not show.
@@ -123,10 +123,7 @@ class HiddenStates(Context):
             return
         # Two items: one that leaves or comes, and one more.
         self._largest = saved.largest
-        if desk not in self._windows:
-            self._windows[desk] = desk.native.windows()
-        window = min(_WINDOW_BYTES_MAX, 2 * self._largest)
-        desk.set_windows(window, window)
+        desk.ask_window(self, min(_WINDOW_BYTES_MAX, 2 * self._largest))
 
 
 class _Keywords:
@@ -137,6 +134,7 @@ class _Keywords:
         self._count = 0
         self._layer: Any = None
         self._own: Any = None
+        self._ours: Any = None
 
     def start(self) -> None:
         with self._lock:
@@ -145,18 +143,20 @@ class _Keywords:
             if self._layer is None and module is not None:
                 self._layer = module.GradientCheckpointingLayer
                 self._own = self._layer.__dict__.get("__call__")
-                self._layer.__call__ = _positional(self._layer.__call__)
+                self._ours = self._layer.__call__ = _positional(self._layer.__call__)
 
     def stop(self) -> None:
         with self._lock:
             self._count -= 1
             if self._count or self._layer is None:
                 return
-            if self._own is None:
-                del self._layer.__call__
-            else:
-                self._layer.__call__ = self._own
-            self._layer = self._own = None
+            # Somebody else's that came meanwhile is theirs.
+            if self._layer.__dict__.get("__call__") is self._ours:
+                if self._own is None:
+                    del self._layer.__call__
+                else:
+                    self._layer.__call__ = self._own
+            self._layer = self._own = self._ours = None
 
 
 _keywords = _Keywords()
