@@ -12,7 +12,7 @@ import harness
 import models
 import pytest
 import torch
-from lightering.torch import checkpoint, offload_wrapper, report
+from lightering.torch import _wrapper, checkpoint, offload_wrapper, report
 from lightering.torch._wrapper import respecting
 from rig import rig  # noqa: F401
 from torch import nn
@@ -298,3 +298,22 @@ def test_the_word_of_a_later_torch_is_said_where_it_is_known():
     assert respecting(later) == {"respect_saved_tensors_hooks": True}
     assert respecting(functools.wraps(later)(lambda *args: None)) == respecting(later)
     assert respecting(earlier) == {}
+
+
+def test_a_checkpoint_of_a_later_torch_is_told_the_word(monkeypatch):
+    """And one that its caller tells otherwise is told that. Reentrant ones do not know it."""
+    told = []
+
+    def later(function, *args, use_reentrant=None, respect_saved_tensors_hooks=False, **kwargs):
+        told.append(respect_saved_tensors_hooks)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(_wrapper.torch_checkpoint, "checkpoint", later)
+    monkeypatch.setattr(_wrapper, "_RESPECTING", respecting(later))
+    x = torch.ones(4, requires_grad=True)
+    checkpoint(torch.sin, x)
+    checkpoint(torch.sin, x, respect_saved_tensors_hooks=False)
+    checkpoint(torch.sin, x, use_reentrant=True)
+    with torch.no_grad():
+        checkpoint(torch.sin, x)
+    assert told == [True, False, False, True]
