@@ -389,3 +389,37 @@ def test_workers_of_a_data_loader_do_no_harm(rig):  # noqa: F811
         print(total, Desk.of(engine).live_count)
     """, device=rig.device)
     assert (found.returncode, found.stdout) == (0, "66.0 0\n"), found.stderr
+
+
+def test_an_engine_that_goes_lets_go_of_what_was_fetched_ahead(monkeypatch):
+    """What nobody had read stayed its, and was another one's memory to all engines after it."""
+    from lightering.torch import SavedTensors, _memory
+
+    taken = []
+    take = _memory.Room.take
+    monkeypatch.setattr(_memory.Room, "take", lambda *args: taken.append(take(*args)) or taken[-1])
+
+    def save_all(engine, tensors):
+        with SavedTensors(min_bytes=16, engine=engine) as context:
+            out = leaf("cpu")
+            for tensor in tensors:
+                out = save(out, [tensor], [])
+        return out, context.report()
+
+    engine = lightering.Engine("sim")
+    out, _ = save_all(engine, [torch.randn(1024) for _ in range(4)])
+    engine.drain()
+    out.grad_fn.next_functions[0][0].register_prehook(fail)
+    with pytest.raises(Planned):
+        out.sum().backward()
+    # After a backward that raised torch keeps its open tasks, and so the graph, until the next.
+    leaf("cpu").sum().backward()
+    del out, engine
+    assert len(taken) == 4
+    again = [torch.empty(0).set_(storage, 0, (1024,)) for storage, _ in taken]
+    _, report = save_all(lightering.Engine("sim"), again)
+    assert (report.moved, report.kept) == (4 * 4096, {})
+
+
+def fail(*_):
+    raise Planned

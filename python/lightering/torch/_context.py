@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from ._packed import Kept, Packed, Split, unpack
 from ._report import Counts, Report
 from ._stash import Desk
 from ._warn import warn_once
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
 
@@ -99,7 +102,7 @@ class Context(_native.Hooks):
             found = self._open(device, Desk.of(Engine.of(f"cuda:{device.index}")))
         return found
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         stack = self._stack()
         if not stack:
             self._begin()
