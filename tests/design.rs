@@ -1,6 +1,6 @@
 //! Guards against pages that say what the code does not: the sites of the eight edges and the
 //! states of a storage stand in tables of `docs/design.md` and are compared here; a test or page
-//! that any page names must be there.
+//! that any page names must be there; and a row of PyTorch's has a test of Python's.
 
 #![allow(clippy::unwrap_used)]
 
@@ -96,4 +96,28 @@ fn what_a_page_names_is_there() {
     assert!(is_there("tests/design.rs::what_a_page_names_is_there") && is_there("docs"));
     assert!(!is_there("python/tests/test_lives.py::test_no_such_story"));
     assert!(!is_there("tests/design.rs::no_such_story") && !is_there("tests/no_such_file.rs"));
+}
+
+/// The rows of PyTorch, which `python/` is for.
+fn rows_of_pytorch() -> Vec<String> {
+    let rows = |letter, numbers: std::ops::RangeInclusive<u8>| {
+        numbers.map(move |number| format!("{letter}{number}"))
+    };
+    rows('A', 1..=12).chain(rows('C', 1..=4)).chain(rows('D', 2..=7)).collect()
+}
+
+#[test]
+fn every_row_of_pytorch_names_a_test_of_python_and_where_it_ran() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/systems.md")).unwrap();
+    for id in rows_of_pytorch() {
+        let found: Vec<&str> =
+            page.lines().filter(|line| line.starts_with(&format!("| {id} | "))).collect();
+        let [row] = found[..] else { panic!("{id} stands in {} rows", found.len()) };
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let [_, _, tests, ran] = cells[..] else { panic!("{id} has {} cells", cells.len()) };
+        let is_story = |name: &&str| name.starts_with("python/tests/") && name.contains("::");
+        assert!(named(tests).iter().any(is_story), "{id} names no test of Python");
+        assert!(ran.contains("CPU tensors") && ran.contains("H200"), "{id} ran on {ran}");
+    }
 }

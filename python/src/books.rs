@@ -197,34 +197,28 @@ impl Books {
     }
 
     /// One storage that the engine named.
-    fn drop_one(&self, number: u64, linger: bool) {
-        let (stash, dropped) = {
+    fn drop_one(&self, py: Python<'_>, number: u64, linger: bool) -> PyResult<()> {
+        let (stash, storage) = {
             let mut tables = self.tables();
             let stash = tables.by_number.get(&number).and_then(Weak::upgrade);
             let storage = tables.held.remove(&number);
-            if tables.retired.remove(&number) {
-                (stash, storage)
-            } else if let Some(storage) = storage {
-                if linger {
-                    tables.lingering.push(storage);
-                    (stash, None)
-                } else {
-                    (stash, Some(storage))
+            let was_retired = tables.retired.remove(&number);
+            match &storage {
+                Some(storage) if linger && !was_retired => {
+                    tables.lingering.push(storage.clone_ref(py));
                 }
-            } else {
-                if !tables.by_number.contains_key(&number) {
+                None if !was_retired && !tables.by_number.contains_key(&number) => {
                     // Named while `pack` or `retire` was told its number: a stash died just then.
                     tables.early.insert(number);
                 }
-                (stash, None)
+                _ => {}
             }
+            (stash, storage)
         };
-        if let Some(stash) = stash {
-            stash.marks().was_named = true;
-            stash.set_whole(None);
-        }
-        // Now, not with the next one: it may be the last reference.
-        drop(dropped);
+        let Some(stash) = stash else { return Ok(()) };
+        stash.set_whole(None);
+        stash.named(storage.as_ref().map(|storage| storage.bind(py)))
+        // The storage goes now, not with the next one: it may be the last reference.
     }
 
     /// Of several streams one may still use what others hold a reference to; theirs goes at any
@@ -350,9 +344,12 @@ impl Books {
     fn drop_gone(slf: &Bound<'_, Books>, gone: Option<Vec<u64>>) -> PyResult<()> {
         let (py, books) = (slf.py(), slf.get());
         let linger = books.streams.bind(py).len() > 1;
+        let mut dropped = Ok(());
         for number in gone.unwrap_or_default() {
-            books.drop_one(number, linger);
+            // Each goes, whatever is wrong with another one.
+            dropped = dropped.and(books.drop_one(py, number, linger));
         }
+        dropped?;
         if books.tables().lingering.is_empty() {
             return Ok(());
         }

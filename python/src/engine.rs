@@ -33,10 +33,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 const SWEEPS_A_WINDOW: u64 = 16;
 
 /// What is kept beside the engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Desk {
-    /// CPU memory that the simulated device may reach, by the storage it belongs to.
-    entered: HashMap<StorageId, DeviceRange>,
+    entered: Entered,
     /// Bytes packed since the last sweep.
     unswept_bytes: u64,
     /// Streams of others that were named so far.
@@ -45,10 +44,29 @@ pub(crate) struct Desk {
     reservation: Option<Reservation>,
 }
 
+/// CPU memory that the simulated device may reach, by the storage it belongs to.
+#[derive(Debug, Default)]
+struct Entered {
+    host: Option<Arc<Host>>,
+    ranges: HashMap<StorageId, DeviceRange>,
+    process: u32,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // A child has no such device, and may wait for ever for a lock of it.
+        if let Some(host) = self.host.as_ref().filter(|_| self.process == process::number()) {
+            // What an engine that was leaked still uses is refused.
+            self.ranges.values().for_each(|range| drop(host.leave(*range)));
+        }
+    }
+}
+
 /// One engine and what goes with it, shared by its contexts and their leases.
 #[derive(Debug)]
 pub(crate) struct Body {
     shared: Shared,
+    /// Goes after the engine, which ends what is under way.
     desk: Mutex<Desk>,
     host: Option<Arc<Host>>,
     device: String,
@@ -114,7 +132,7 @@ impl At<'_> {
     /// Keeps what was entered under its storage.
     pub(crate) fn keep(&mut self, id: StorageId, range: DeviceRange) {
         if self.host.is_some() {
-            self.desk.entered.insert(id, range);
+            self.desk.entered.ranges.insert(id, range);
         }
     }
 
@@ -189,7 +207,7 @@ impl At<'_> {
 
     /// A storage's device bytes are used by nothing any more.
     pub(crate) fn gone(&mut self, id: StorageId) -> Result<()> {
-        match self.desk.entered.remove(&id) {
+        match self.desk.entered.ranges.remove(&id) {
             Some(range) => self.leave(range),
             None => Ok(()),
         }
@@ -403,8 +421,11 @@ fn open(spec: Spec, asked: Option<Bytes>, options: Options, seed: Option<u64>) -
     let kind = if about.simulated { "sim" } else { "cuda" };
     let device = format!("{kind}:{}", about.device.0);
     let shared = Shared::new(Inner::new(backend, &pool, options)?);
-    let desk = Mutex::default();
-    Ok(Body { shared, desk, host, device, process: process::number() })
+    let process = process::number();
+    let entered = Entered { host: host.clone(), ranges: HashMap::new(), process };
+    let desk =
+        Mutex::new(Desk { entered, unswept_bytes: 0, streams: Vec::new(), reservation: None });
+    Ok(Body { shared, desk, host, device, process })
 }
 
 /// A world of its own, in which the seed chooses every order.

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   tensor --> a tensor of no bytes that shares its version counter; size, stride, type, offset
-//!   unpack: version as seen? --> stash: bytes on the device --> the tensor anew
+//!   unpack: version as seen? --> stash: bytes on the device --> the tensor anew, same counter
 //! ```
 //!
 //! The pack hook makes it, the unpack hook takes it.
@@ -17,6 +17,7 @@ use crate::fetch::fetch;
 use crate::kept::Kept;
 use crate::stash::Stash;
 use crate::torch;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -82,6 +83,11 @@ impl Moved {
         if torch::version(shared)? != stash.version {
             return Err(self.edited(py)?);
         }
+        if stash.marks().was_resized {
+            return Err(PyRuntimeError::new_err(
+                "the storage of a saved tensor was resized while it was copied off its device",
+            ));
+        }
         self.read();
         let books: &Bound<'py, Books> = stash.books.bind(py);
         let (storage, whole) = fetch(books, stash)?;
@@ -89,13 +95,13 @@ impl Moved {
         if self.is_whole
             && let Some(whole) = whole
         {
-            // Autograd makes a tensor of its own of it, as of every one that others have too.
-            return Ok(whole.into_bound(py));
+            return counted(shared, whole.bind(py));
         }
         let layout = self.layout.bind(py);
         let (size, stride) = (layout.get_item(0)?, layout.get_item(1)?);
         let empty = books.get().parts()?.room.get().empty(&layout.get_item(2)?)?;
-        empty.call_method1(intern!(py, "set_"), (storage, self.offset.bind(py), size, stride))
+        let of = (storage, self.offset.bind(py), size, stride);
+        counted(shared, &empty.call_method1(intern!(py, "set_"), of)?)
     }
 
     /// What autograd raises.
@@ -111,6 +117,17 @@ impl Drop for Moved {
     fn drop(&mut self) {
         self.read();
     }
+}
+
+/// A tensor with the bytes of one, and the version counter of the saved tensor: whoever edits what
+/// came back edits it for all who saved it, and those that ask later are told.
+fn counted<'py>(
+    shared: &Bound<'py, PyAny>,
+    tensor: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let counted = shared.call_method0(intern!(shared.py(), "detach"))?;
+    counted.setattr(intern!(shared.py(), "data"), tensor)?;
+    Ok(counted)
 }
 
 /// A tensor of no bytes that shares the version counter of a plain one, which has one.

@@ -365,7 +365,7 @@ fn pack(
     let source = this.source(storage)?;
     let (address, stream) = (torch::address(storage)?, Books::stream_now(books)?);
     let (lease, number, left, gone) = ask_to_pack(saved, address, nbytes, stream, &rules.name)?;
-    let of = (nbytes, version);
+    let of = (address, nbytes, version);
     let stash = Stash::new(books.clone().unbind(), counts, lease, number, source.unbind(), of);
     let stash = Arc::new(stash);
     let was_named = this.enter_stash(&stash, storage);

@@ -19,7 +19,7 @@ use crate::books::Books;
 use crate::counts::Counts;
 use crate::process;
 use crate::saved::Lease;
-use crate::torch::Torch;
+use crate::torch::{self, Torch};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyWeakrefReference};
 use std::borrow::Cow;
@@ -39,6 +39,8 @@ pub(crate) struct Stash {
     pub(crate) number: u64,
     /// A weak reference to the storage it was saved with, which calls back when that one dies.
     pub(crate) source: Py<PyWeakrefReference>,
+    /// Where the storage's bytes were when it was saved.
+    pub(crate) address: u64,
     pub(crate) nbytes: u64,
     pub(crate) version: i64,
     marks: Mutex<Marks>,
@@ -52,6 +54,8 @@ pub(crate) struct Marks {
     pub(crate) waiting: usize,
     pub(crate) was_fetched: bool,
     pub(crate) was_named: bool,
+    /// Its owner resized it while it was copied: what was copied is anybody's.
+    pub(crate) was_resized: bool,
     /// It is among those whose readers all came.
     pub(crate) is_finished: bool,
     /// Size, stride and type of a saved tensor that is all of the storage, where the first one is.
@@ -67,10 +71,10 @@ impl Stash {
         lease: Lease,
         number: u64,
         source: Py<PyWeakrefReference>,
-        (nbytes, version): (u64, i64),
+        (address, nbytes, version): (u64, u64, i64),
     ) -> Stash {
         let (lease, marks) = (Some(lease), Mutex::default());
-        Stash { books, counts, lease, number, source, nbytes, version, marks }
+        Stash { books, counts, lease, number, source, address, nbytes, version, marks }
     }
 
     /// What changes. Not to be held while Python runs: a collection may want it.
@@ -108,6 +112,17 @@ impl Stash {
             marks.state = Cow::Borrowed(RELEASED);
             self.counts.get().released.add(self.nbytes);
         }
+    }
+
+    /// The engine named it: first with the storage that it was saved with, later with ones that
+    /// were fetched.
+    pub(crate) fn named(&self, storage: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let is_first = !std::mem::replace(&mut self.marks().was_named, true);
+        if is_first && let Some(storage) = storage {
+            let found = (torch::address(storage)?, torch::bytes(storage)?);
+            self.marks().was_resized = found != (self.address, self.nbytes);
+        }
+        Ok(())
     }
 
     /// Takes its marks for device bytes that are there, or that are not there any more.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -216,3 +217,29 @@ def test_the_default_windows_are_what_the_engine_works_with():
             torch.sin, x.detach().requires_grad_(), use_reentrant=False)
         assert own._native.windows() == (1 << 20, 512 << 20)
     x.sum().backward()
+
+
+def test_windows_are_the_largest_that_one_of_two_contexts_asks_for():
+    """They were the last one's for ever, where two threads did not leave in the other order."""
+    engine = lightering.Engine("sim")
+    windows, found = engine._native.windows, []
+    turns = [threading.Event() for _ in range(3)]
+
+    def train(count: int, mine: threading.Event, until: threading.Event) -> None:
+        x = torch.ones(count, requires_grad=True) * 2
+        with HiddenStates(engine=engine):
+            out = torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
+            out.sum().backward()
+            mine.set()
+            until.wait(60)
+        found.append(windows())
+
+    first = threading.Thread(target=train, args=(3000, turns[0], turns[1]))
+    second = threading.Thread(target=train, args=(1000, turns[1], turns[2]))
+    first.start()
+    assert turns[0].wait(60)
+    second.start()
+    first.join()
+    turns[2].set()
+    second.join()
+    assert found == [(4 * 1000, 2 * 4 * 1000), (512 << 20,) * 2]

@@ -85,3 +85,66 @@ def test_an_edit_of_what_nobody_reads_again_raises_nothing(rig):  # noqa: F811
             tensor.zero_()
         (x * 3).sum().backward()
     assert unused is not None and torch.equal(x.grad, torch.full_like(x, 3.0))
+
+
+class Scaling(torch.autograd.Function):
+    """Edits in its backward what it saved, or a view of that, as fused losses do."""
+
+    @staticmethod
+    def forward(ctx, x, name):
+        ctx.save_for_backward(x)
+        ctx.name = name
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        EDITS[ctx.name](x)
+        return gradient * x, None
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize("part", ["all of it", "half of it"])
+@pytest.mark.parametrize("reader", ["another node", "the same node again", "nobody"])
+def test_an_edit_in_a_backward_raises_what_autograd_raises(rig, name, part, reader):  # noqa: F811
+    """What came back had a version of its own: later readers got the edited bytes."""
+
+    def backward(around):
+        x = torch.ones(64, device=rig.device, requires_grad=True)
+        with around:
+            tensor = x.repeat(1 if part == "all of it" else 2) * 3
+            out = tensor.sin().sum() if reader == "another node" else 0
+            out = out + Scaling.apply(tensor[-64:], name).sum()
+            del tensor
+            rig.desk.flush()
+            out.backward(retain_graph=reader == "the same node again")
+            if reader == "the same node again":
+                out.backward()
+        return x.grad
+
+    if reader == "nobody":
+        assert torch.equal(backward(torch.enable_grad()), backward(rig.saved()))
+        return
+    for around in (torch.enable_grad(), rig.saved()):
+        with pytest.raises(RuntimeError, match=SAID):
+            backward(around)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_storage_that_is_resized_while_it_is_copied_is_an_error(rig, again):  # noqa: F811
+    """As FSDP does with its own: what was copied then are the bytes of whoever came next."""
+    x, seen = leaf(rig.device), []
+    with rig.saved():
+        tensor = torch.full((256,), 3.0, device=rig.device)
+        if rig.kind == "cuda":
+            # The copy is behind it, and not done before the storage is resized.
+            torch.cuda._sleep(20_000_000)
+        out = save(x, [tensor], seen)
+        tensor.untyped_storage().resize_(0)
+        others = [torch.full((256,), 7.0, device=rig.device) for _ in range(4)]
+        if again:
+            tensor.untyped_storage().resize_(1024)
+        rig.desk.flush()
+        with pytest.raises(RuntimeError, match="resized while it was copied"):
+            out.sum().backward()
+    assert len(others) == 4 and not seen

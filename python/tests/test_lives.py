@@ -14,6 +14,7 @@ import threading
 import warnings
 
 import harness
+import lightering.torch
 import models
 import pytest
 import torch
@@ -236,6 +237,23 @@ def test_the_call_of_layers_is_as_it_was_after_the_context(rig):  # noqa: F811
     assert (kind.__dict__.get("__call__"), kind.__call__) == before
 
 
+def test_a_call_of_layers_that_somebody_else_sets_meanwhile_stays(rig, monkeypatch):  # noqa: F811
+    """Whoever patches layers inside of a context, such as with faster kernels, lost that."""
+    kind = pytest.importorskip("transformers.modeling_layers").GradientCheckpointingLayer
+    monkeypatch.setattr(kind, "__call__", kind.__call__)
+    with rig.hidden():
+        inner = kind.__call__
+
+        def theirs(layer, *args, **kwargs):
+            return inner(layer, *args, **kwargs)
+
+        kind.__call__ = theirs
+    assert kind.__call__ is theirs
+    with rig.hidden():
+        assert kind.__call__ is not theirs
+    assert kind.__call__ is theirs
+
+
 def run_script(body: str, *, device: str) -> subprocess.CompletedProcess[str]:
     head = f"""
         import gc, os, sys, torch, lightering
@@ -268,6 +286,7 @@ def test_a_child_of_a_fork_drops_what_it_has_and_touches_no_device(rig):  # noqa
             if child == 0:
                 z = (torch.ones(64, requires_grad=True) * 2).sin().sum()
                 z.backward()  # Still inside of the context: everything stays.
+                context.__exit__(None, None, None)
                 try:
                     y.backward(one)
                     os._exit(5)
@@ -292,6 +311,40 @@ def test_a_child_of_a_fork_drops_what_it_has_and_touches_no_device(rig):  # noqa
     assert (found.returncode, found.stdout) == (0, "0 True\n"), found.stderr
 
 
+def test_a_child_of_a_fork_runs_its_parents_wrapped_layers(rig):  # noqa: F811
+    """In either order of wrappers, by single calls, and in a context; what they save stays."""
+    found = run_script("""
+        from lightering.torch import checkpoint, offload_wrapper
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        one, two = (torch.nn.Linear(8, 8) for _ in range(2))
+        layers = [offload_wrapper(checkpoint_wrapper(one), engine=engine),
+                  checkpoint_wrapper(offload_wrapper(two, engine=engine))]
+
+        def step():
+            hidden = torch.ones(4, 8, requires_grad=True) * 1
+            for layer in layers:
+                hidden = checkpoint(torch.sin, layer(hidden), engine=engine)
+            hidden.sum().backward()
+            gradients = [layer.weight.grad.clone() for layer in (one, two)]
+            one.weight.grad = two.weight.grad = None
+            return gradients
+
+        wanted = step()
+        context = HiddenStates(min_bytes=16, engine=engine)
+        context.__enter__()
+        loss = torch.utils.checkpoint.checkpoint(torch.sin, x * 2, use_reentrant=False).sum()
+        child = os.fork()
+        if child == 0:
+            same = all(map(torch.equal, wanted, step()))
+            context.__exit__(None, None, None)
+            os._exit(0 if same else 3)
+        context.__exit__(None, None, None)
+        loss.backward()
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """, device=rig.device)
+    assert (found.returncode, found.stdout) == (0, "0\n"), found.stderr
+
+
 @pytest.mark.parametrize("parent", ["import lightering", "theirs = lightering.Engine('sim')"])
 def test_a_child_of_a_fork_trains_with_an_engine_of_its_own(parent):
     """Of a parent that trained, or that imported this package and did no more."""
@@ -313,7 +366,8 @@ def test_a_child_of_a_fork_trains_with_an_engine_of_its_own(parent):
     assert (found.returncode, found.stdout) == (0, "0\n"), found.stderr
 
 
-def test_an_engine_goes_with_its_last_owner(rig):  # noqa: F811
+@pytest.mark.parametrize("used", ["a context", "checkpoint"])
+def test_an_engine_goes_with_its_last_owner(rig, used):  # noqa: F811
     import weakref
 
     import rig as rigs
@@ -321,6 +375,10 @@ def test_an_engine_goes_with_its_last_owner(rig):  # noqa: F811
     found = rigs.make(rig.kind)
     with found.saved():
         harness.loss_of(models.dense(found.device, checkpoint="none")).backward()
+    if used == "checkpoint":
+        # What single calls share is the engine's, and kept it for ever.
+        x = torch.ones(64, device=found.device, requires_grad=True)
+        lightering.torch.checkpoint(torch.sin, x, engine=found.engine).sum().backward()
     known = weakref.ref(found.desk), weakref.ref(found.engine)
     gc.disable()
     try:
@@ -342,3 +400,37 @@ def test_workers_of_a_data_loader_do_no_harm(rig):  # noqa: F811
         print(total, Desk.of(engine).live_count)
     """, device=rig.device)
     assert (found.returncode, found.stdout) == (0, "66.0 0\n"), found.stderr
+
+
+def test_an_engine_that_goes_lets_go_of_what_was_fetched_ahead(monkeypatch):
+    """What nobody had read stayed its, and was another one's memory to all engines after it."""
+    from lightering.torch import SavedTensors, _memory
+
+    taken = []
+    take = _memory.Room.take
+    monkeypatch.setattr(_memory.Room, "take", lambda *args: taken.append(take(*args)) or taken[-1])
+
+    def save_all(engine, tensors):
+        with SavedTensors(min_bytes=16, engine=engine) as context:
+            out = leaf("cpu")
+            for tensor in tensors:
+                out = save(out, [tensor], [])
+        return out, context.report()
+
+    engine = lightering.Engine("sim")
+    out, _ = save_all(engine, [torch.randn(1024) for _ in range(4)])
+    engine.drain()
+    out.grad_fn.next_functions[0][0].register_prehook(fail)
+    with pytest.raises(Planned):
+        out.sum().backward()
+    # After a backward that raised torch keeps its open tasks, and so the graph, until the next.
+    leaf("cpu").sum().backward()
+    del out, engine
+    assert len(taken) == 4
+    again = [torch.empty(0).set_(storage, 0, (1024,)) for storage, _ in taken]
+    _, report = save_all(lightering.Engine("sim"), again)
+    assert (report.moved, report.kept) == (4 * 4096, {})
+
+
+def fail(*_):
+    raise Planned

@@ -14,6 +14,7 @@ import models
 import pytest
 import rig as rigs
 import torch
+from lightering._ownership import identity_of
 from lightering.torch import HiddenStates, _memory
 from rig import rig  # noqa: F401
 from saving import leaf, save
@@ -65,6 +66,37 @@ def test_a_fetch_that_finds_no_room_gives_up_what_was_fetched_ahead(rig, monkeyp
         lambda: models.moe(rig.device, checkpoint="none"), harness.STEPS["two_forwards"],
         harness.Way("saved", lambda: saved))
     assert len(asked) > 30
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_what_was_fetched_ahead_makes_room_for_a_reader(rig, monkeypatch, arrived):  # noqa: F811
+    """On a device that has room for two of the four tensors."""
+    room, made = rig.desk.room, [torch.full((1024,), float(index)) for index in range(4)]
+    take, taken = type(room).take, []
+
+    def short(self, nbytes, layout=None):
+        if 4096 * len([each for each in taken if each() is not None]) + nbytes > 2 * 4096:
+            raise torch.OutOfMemoryError("there is room for two")
+        found = take(self, nbytes, layout)
+        taken.append(identity_of(found[0]))
+        return found
+
+    def step(order):
+        x, seen = leaf(rig.device), []
+        with rig.saved():
+            outs = [save(x, [one.clone().to(rig.device)], seen) for one in made]
+            rig.desk.flush()
+            for index in order:
+                if arrived:
+                    rig.engine.drain()
+                outs[index].sum().backward()
+                assert torch.equal(seen[-1][0].cpu(), made[index])
+                del seen[:-1]
+        return rig.engine.stats()["wasted_bytes"]
+
+    before = step((3, 2, 1, 0))
+    monkeypatch.setattr(type(room), "take", short)
+    assert step((3, 0, 2, 1)) > before
 
 
 def test_a_reader_that_finds_no_room_at_all_can_ask_again(rig, monkeypatch):  # noqa: F811

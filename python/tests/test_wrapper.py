@@ -12,7 +12,7 @@ import harness
 import models
 import pytest
 import torch
-from lightering.torch import checkpoint, offload_wrapper, report
+from lightering.torch import _wrapper, checkpoint, offload_wrapper, report
 from lightering.torch._wrapper import respecting
 from rig import rig  # noqa: F401
 from torch import nn
@@ -105,6 +105,37 @@ def test_hidden_states_move_and_masks_stay_however_they_are_passed(rig, named): 
     assert all(each.untyped_storage().nbytes() for each in shared)
     (gradient,) = torch.autograd.grad(loss, x)
     assert harness.same_bits(wanted, gradient)
+
+
+def test_hidden_states_that_a_single_call_is_given_by_keyword_move_too(rig):  # noqa: F811
+    def layer(mask, hidden_states):
+        return torch.tanh(hidden_states) * mask
+
+    def run(call):
+        x = torch.linspace(-1, 1, 64 * 32, device=rig.device).view(64, 32).requires_grad_()
+        mask, hidden = torch.full((64, 32), 0.5, device=rig.device), x * 2
+        for _ in range(5):
+            hidden = call(layer, hidden_states=hidden, mask=mask)
+        rig.desk.flush()
+        moved = report(rig.engine).moved
+        return moved, torch.autograd.grad(hidden.square().mean(), x)[0]
+
+    _, wanted = run(functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False))
+    moved, found = run(functools.partial(checkpoint, engine=rig.engine))
+    assert moved == 4 * 64 * 32 * 4 and harness.same_bits(wanted, found)
+
+
+def test_what_a_recompute_saves_stays_since_its_reader_comes_next(rig):  # noqa: F811
+    inner = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
+    x = torch.ones(64, 32, device=rig.device, requires_grad=True)
+    with rig.hidden(keep_last=0) as context:
+        out = x * 2
+        for _ in range(3):
+            out = inner(lambda hidden: inner(torch.sin, inner(torch.cos, hidden)), out)
+        out.sum().backward()
+    report = context.report()
+    assert report.moved == 3 * 64 * 32 * 4, report
+    assert report.kept == {"saved in a backward pass": 6 * 64 * 32 * 4}, report
 
 
 def test_hidden_states_that_a_context_sees_by_keyword_move_too(rig):  # noqa: F811
@@ -324,3 +355,22 @@ def test_the_word_of_a_later_torch_is_said_where_it_is_known():
     assert respecting(later) == {"respect_saved_tensors_hooks": True}
     assert respecting(functools.wraps(later)(lambda *args: None)) == respecting(later)
     assert respecting(earlier) == {}
+
+
+def test_a_checkpoint_of_a_later_torch_is_told_the_word(monkeypatch):
+    """And one that its caller tells otherwise is told that. Reentrant ones do not know it."""
+    told = []
+
+    def later(function, *args, use_reentrant=None, respect_saved_tensors_hooks=False, **kwargs):
+        told.append(respect_saved_tensors_hooks)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(_wrapper.torch_checkpoint, "checkpoint", later)
+    monkeypatch.setattr(_wrapper, "_RESPECTING", respecting(later))
+    x = torch.ones(4, requires_grad=True)
+    checkpoint(torch.sin, x)
+    checkpoint(torch.sin, x, respect_saved_tensors_hooks=False)
+    checkpoint(torch.sin, x, use_reentrant=True)
+    with torch.no_grad():
+        checkpoint(torch.sin, x)
+    assert told == [True, False, False, True]

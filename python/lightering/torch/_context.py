@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from types import CodeType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from ._packed import Packed, Split, unpack
 from ._report import Counts, Report
 from ._stash import Desk
 from ._warn import warn_once
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _hooks = torch.autograd.graph.saved_tensors_hooks
 
@@ -76,7 +79,8 @@ class Context(_native.Hooks):
         self._keep_last = _arguments.count(keep_last, "keep_last")
         self._min_bytes = _arguments.size(min_bytes, "min_bytes")
         self._is_off = _arguments.choice(placement, "placement", ("cpu", "none")) == "none"
-        self._engine = checked(engine)
+        # Not the engine itself, which may go: what moves its tensors is its desk.
+        self._has_engine = checked(engine) is not None
         self._forks = _forks.count
         self.rule(self._name, self._min_bytes, _WORDS, self._watched, self._saves)
         self._counts = Counts()
@@ -96,11 +100,11 @@ class Context(_native.Hooks):
     def _mode(self, device: torch.device) -> tuple[Desk, Any] | None:
         """The engine of a device, with this context's part of it; None where it has none."""
         found = self._modes.get(device)
-        if found is None and self._engine is None and device.type == "cuda":
+        if found is None and not self._has_engine and device.type == "cuda":
             found = self._open(device, Desk.of(Engine.of(f"cuda:{device.index}")))
         return found
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         stack = self._stack()
         if not stack:
             self._begin()

@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 
-from .. import _arguments
+from .. import _arguments, _forks
 from ..engine import Engine, Size
 from . import _reasons
 from ._context import Context
@@ -98,7 +98,6 @@ class HiddenStates(Context):
         self._step_bytes = 0
         self._is_step_small = False
         self._largest = 0
-        self._windows: dict[Desk, tuple[int, int]] = {}
 
     def _start(self) -> None:
         if not self._is_off:
@@ -107,10 +106,10 @@ class HiddenStates(Context):
     def _stop(self) -> None:
         if not self._is_off:
             _keywords.stop()
-        for desk, windows in self._windows.items():
-            desk.set_windows(*windows)
-        self._windows.clear()
         self._largest = 0
+        if self._forks == _forks.count:
+            for desk, _ in self._modes.values():
+                desk.ask_windows(self, None)
 
     def _wants_input(self, tensor: torch.Tensor) -> str | None:
         if isinstance(tensor, torch.nn.Parameter):
@@ -147,12 +146,10 @@ class HiddenStates(Context):
             return
         # Two items: one that leaves or comes, and one more.
         largest = self._largest = saved.largest
-        if desk not in self._windows:
-            self._windows[desk] = desk.native.windows()
         window = min(_WINDOW_BYTES_MAX, 2 * largest)
         # What stays as the last is on the device as well, beside what has not left yet.
         unreleased = max(window - self._keep_last * largest, min(window, largest))
-        desk.set_windows(unreleased, window)
+        desk.ask_windows(self, (unreleased, window))
 
 
 class _Keywords:
@@ -163,6 +160,7 @@ class _Keywords:
         self._count = 0
         self._layer: Any = None
         self._own: Any = None
+        self._ours: Any = None
 
     def start(self) -> None:
         with self._lock:
@@ -171,18 +169,20 @@ class _Keywords:
             if self._layer is None and module is not None:
                 self._layer = module.GradientCheckpointingLayer
                 self._own = self._layer.__dict__.get("__call__")
-                self._layer.__call__ = _positional(self._layer.__call__)
+                self._ours = self._layer.__call__ = _positional(self._layer.__call__)
 
     def stop(self) -> None:
         with self._lock:
             self._count -= 1
             if self._count or self._layer is None:
                 return
-            if self._own is None:
-                del self._layer.__call__
-            else:
-                self._layer.__call__ = self._own
-            self._layer = self._own = None
+            # Somebody else's that came meanwhile is theirs.
+            if self._layer.__dict__.get("__call__") is self._ours:
+                if self._own is None:
+                    del self._layer.__call__
+                else:
+                    self._layer.__call__ = self._own
+            self._layer = self._own = self._ours = None
 
 
 _keywords = _Keywords()

@@ -18,13 +18,16 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _native
 from ..engine import Engine
 from ._memory import Room
+
+if TYPE_CHECKING:
+    from ._context import Context
 
 
 class _Lock:
@@ -79,6 +82,9 @@ class Desk(_native.Books):
         # Not the engine itself, which has this desk: they would be collected late.
         self.native = engine._native
         self.has_own_windows = engine._has_own_windows
+        self._own_windows = self.native.windows()
+        # Weak: what wrapped modules share asks for as long as it lives.
+        self._asked: weakref.WeakKeyDictionary[Context, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
@@ -114,10 +120,25 @@ class Desk(_native.Books):
     def _bury(self, number: int, source: Any) -> None:
         self.bury_now(number, source)
 
-    def set_windows(self, unreleased: int, prefetch: int) -> None:
-        """Sets both of the engine's windows, in bytes."""
-        self.native.set_windows(unreleased, prefetch)
-        self._window = prefetch
+    def ask_windows(self, who: Context, windows: tuple[int, int] | None) -> None:
+        """Sets each of the engine's windows to the largest that anybody asks for.
+
+        Args:
+            who: the context that asks.
+            windows: bytes not given back yet, and fetched ahead; None where it asks no more. Where
+                nobody does they are the engine's own.
+        """
+        with self.lock:
+            asked = self._asked
+            if windows is not None:
+                asked[who] = windows
+            elif asked.pop(who, None) is None:
+                return
+            unreleased, prefetch = self._own_windows
+            if asked:
+                unreleased, prefetch = map(max, zip(*asked.values(), strict=True))
+            self.native.set_windows(unreleased, prefetch)
+            self._window = prefetch
 
     def _is_capturing(self) -> bool:
         # Whoever asks about an event then ends the capture.

@@ -196,7 +196,7 @@ def _is_mode_around(mode: _Shared) -> bool:
     """Whether a ``HiddenStates`` around the caller moves what a checkpoint in it saves: the one
     that somebody entered knows its engine, where none was named here."""
     around = getattr(_hook_around(), "__self__", None)
-    return mode._engine is None and isinstance(around, HiddenStates)
+    return not mode._has_engine and isinstance(around, HiddenStates)
 
 
 def _checkpoints_itself(module: Any) -> bool:
