@@ -135,9 +135,9 @@ class Engine:
     def reserve(self, bytes: Size, background: bool = False) -> int:
         """Page-locks what is missing for ``bytes`` to be free, before training starts.
 
-        Without it the pool grows until the first step that moves anything is over; what a later,
-        longer one lacks stays on the device until more is reserved. The memory is the pool's, which
-        all engines of the process share: any of them may use it, and what bounds one engine's share
+        Without it the pool grows in the first step, and in each that has more than all before: such
+        a step waits for the system, some seconds for 100 GiB. The memory is the pool's, which all
+        engines of the process share: any of them may use it, and what bounds one engine's share
         of it is its ``pinned_bytes`` (``stats()["pinned_engine_budget_bytes"]``). An engine that
         may hold less than is reserved leaves the rest to others.
 

@@ -18,7 +18,7 @@ use crate::host::Host;
 use crate::{pool, process, stats};
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{Backend, Spec};
-use lightering::pinned::Reservation;
+use lightering::pinned::{Growth, Reservation};
 use lightering::{
     Budget, Bytes, DevicePtr, DeviceRange, Engine as Inner, Error, Kind, Misuse, Options, Result,
     Shared, StorageId, StreamId,
@@ -183,8 +183,8 @@ impl At<'_> {
         }
     }
 
-    /// As `sweep_besides`, after so many bytes were packed. Within the engine's bound only every now
-    /// and then: each sweep asks the driver about the oldest copy.
+    /// As `sweep_besides`, after so many bytes were packed. Within the engine's bound only every
+    /// now and then: each sweep asks the driver about the oldest copy.
     pub(crate) fn sweep_after(&mut self, bytes: u64) -> Result<Option<Vec<u64>>> {
         let window = self.engine.options().unreleased_bytes_max.0;
         self.desk.unswept_bytes = self.desk.unswept_bytes.saturating_add(bytes);
@@ -258,6 +258,8 @@ impl Engine {
             // Each context has a policy of its own.
             keep_last_count: 0,
             storage_bytes_min: Bytes::ZERO,
+            // A longer batch is what memory is short for: what finds no block stays on the device.
+            pinned_growth: Growth::Late,
             pinned_quota_max: asked.unwrap_or(Bytes::MAX),
             streams_max: streams,
             time_stalls,

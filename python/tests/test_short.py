@@ -244,6 +244,24 @@ def test_a_device_that_is_not_there_is_an_error_of_this_package():
     assert issubclass(lightering.Unavailable, lightering.Error)
 
 
+def test_a_batch_longer_than_all_before_leaves_as_well():
+    """The pool grew in the first step alone: all that a longer one had more stayed for good."""
+    found = rigs.make("sim")
+    context = found.hidden(keep_last=0)
+    for tokens in (16, 1 << 16):
+        x = torch.ones(tokens, 64, requires_grad=True)
+        with context:
+            value = x * 1
+            for _ in range(8):
+                value = torch.utils.checkpoint.checkpoint(torch.sin, value, use_reentrant=False)
+            report = context.report()
+            value.sum().backward()
+        assert (report.moved, report.kept) == (8 * tokens * 64 * 4, {}), report
+    del value
+    found.assert_nothing_left()
+
+
+
 @pytest.mark.parametrize("kind", rigs.DEVICES)
 def test_pinned_memory_is_reserved_before_a_step_and_not_in_it(kind):
     found = rigs.make(kind)

@@ -84,7 +84,8 @@ class Desk(_native.Books):
         self.has_own_windows = engine._has_own_windows
         self._own_windows = self.native.windows()
         # Weak: what wrapped modules share asks for as long as it lives.
-        self._asked: weakref.WeakKeyDictionary[Context, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[Context, tuple[int, int]]
+        self._asked = weakref.WeakKeyDictionary()
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
