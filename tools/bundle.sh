@@ -56,6 +56,10 @@ if [ -d examples/data ]; then
     cp -r examples/data "$out/examples/"
 fi
 tools/wheel.sh "$out/python"
+(
+    . /etc/os-release
+    echo "wheel built with $(python3 --version) on $PRETTY_NAME"
+) > "$out/python/BUILT"
 cp -r python/tests "$out/python/"
 [ ! -d python/benches ] || cp -r python/benches "$out/python/"
 mkdir -p "$out/python/benches"

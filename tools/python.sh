@@ -39,6 +39,7 @@ export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
 cd "$here/python" || exit 2
 {
     echo "commit $LIGHTERING_COMMIT"
+    cat "$here/python/BUILT"
     date -u +'date %Y-%m-%dT%H:%M:%SZ'
     uname -srm
     "$python" - << 'END'

@@ -47,9 +47,13 @@ class Lines:
         return found[-1] if found else None
 
     def pairs(self, kind: str, theirs: str, field: str, ours: str = "ours") -> Pairs:
-        """Visits, or rounds of single steps, of one run, first with first."""
+        """Visits of one run, first with first; of rounds of single steps those alone, where there
+        are any."""
         pairs: Pairs = []
         mine, other = self.of(kind, ours), self.of(kind, theirs)
+        if any(line["said"].get("turns") for line in mine):
+            mine, other = ([line for line in lines if line["said"].get("turns")]
+                           for lines in (mine, other))
         for run in sorted({line["run"] for line in mine}):
             both = ([line for line in lines if line["run"] == run] for lines in (mine, other))
             pairs += [(one["said"].get(field, 0), two["said"].get(field, 0))
@@ -161,7 +165,9 @@ def judge(folder: Path) -> dict[str, Pairs]:
     ours = [line for line in lines if line["part"] == PART]
     for name, pairs in found.items():
         kind = name.removeprefix(f"{PART}.").rsplit(".", 1)[0]
-        source = [line for line in ours if line["kind"] == kind][-1]
+        of_kind = [line for line in ours if line["kind"] == kind]
+        in_turn = [line for line in of_kind if line["said"].get("turns")]
+        source = (in_turn if in_turn and ".over_" in name else of_kind)[-1]
         said = {"figure": name, "simulated": source["said"]["simulated"], "pairs": pairs}
         lines.append({**source, "kind": "", "said": said})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -197,6 +197,21 @@ def visits(kind, way, seconds, **said):
     return [line(kind, way, step_seconds=each, **said) for each in seconds]
 
 
+def test_single_steps_in_turn_count_before_visits_and_name_their_own_command(tmp_path):
+    kind, memory = "inputs-1.7b", {"input_bytes": 1, "peak_bytes": 5, "after_forward_bytes": 5}
+    lines = [*visits(kind, "ours", [9.0], **memory), *visits(kind, "control", [1.0], **memory)]
+    for way, seconds in (("ours", 2.0), ("control", 4.0)):
+        lines.append({**line(kind, way, step_seconds=seconds, turns=True), "command": "in turn"})
+    assert judge.figures(lines)[f"torch.{kind}.over_control"] == [(2.0, 4.0)]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in reversed(lines)))
+    judge.judge(tmp_path)
+    said = [json.loads(each) for each in path.read_text().splitlines()]
+    commands = {each["said"]["figure"]: each["command"] for each in said
+                if "figure" in each["said"]}
+    assert commands == {f"torch.{kind}.over_control": "in turn"}
+
+
 def test_peaks_are_beside_the_lowest_peer_and_two_inputs():
     memory = {"input_bytes": int(1e9), "applications": 28}
     lines = [
