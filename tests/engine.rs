@@ -186,6 +186,7 @@ fn the_host_reads_a_copy_only_after_it_arrived() {
     assert_eq!(bytes, right[16..116]);
     let far = rig.engine.read_host(storage.id(), Bytes(LEN.0 - 1), &mut bytes).unwrap_err();
     assert_eq!(far.misuse(), Some(Misuse::OutOfRange));
+    assert!(far.to_string().contains(&format!("from byte {} of {LEN}", LEN.0 - 1)), "{far}");
 }
 
 #[test]

@@ -59,6 +59,8 @@ const COUNT_MAX: u64 = 1024;
 const RUNS_MAX: u32 = 1000;
 /// The most bytes of all storages: they are on the device twice, and in pinned memory twice.
 const ALL_MAX: Bytes = Bytes::gib(4);
+/// Copies in smaller pieces take longer to enqueue than to run, and a run never ends.
+const TRUNK_BYTES_MIN: Bytes = Bytes::kib(64);
 /// What the command line says.
 struct Wish {
     device: String,
@@ -123,8 +125,8 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
             _ => return Err(format!("{word}: no such option; --help lists them")),
         }
     }
-    if wish.trunk.is_some_and(|size| size.is_zero()) {
-        return Err(String::from("--trunk-bytes 0: must be at least 1"));
+    if let Some(size) = wish.trunk.filter(|size| *size < TRUNK_BYTES_MIN) {
+        return Err(format!("--trunk-bytes {}: must be at least {TRUNK_BYTES_MIN}", size.0));
     }
     if wish.runs == 0 || wish.runs > RUNS_MAX {
         return Err(format!("--runs {}: must be 1 to {RUNS_MAX}", wish.runs));
@@ -322,6 +324,7 @@ mod tests {
             ("--runs 0", "--runs 0"),
             ("--memory mine", "--memory mine"),
             ("--trunk-bytes 0", "--trunk-bytes 0"),
+            ("--trunk-bytes 4095", "--trunk-bytes 4095: must be at least 64.00 KiB"),
             ("--trunk-bytes big", "--trunk-bytes big"),
             ("--bytes 1GiB --count 9", "--count 9"),
             ("--bytes 8000000TiB --count 1024", "--bytes"),

@@ -137,7 +137,8 @@ impl Engine {
         }
         let wanted = Bytes(target.len() as u64);
         if offset.checked_add(wanted).is_none_or(|end| end > len) {
-            return Err(Error::usage(Misuse::OutOfRange, OP).at(name).bytes(wanted));
+            let error = Error::usage(Misuse::OutOfRange, OP).at(name).bytes(wanted);
+            return Err(error.detail(format!("from byte {} of {len}", offset.0)));
         }
         if let Some(out) = slot.out.clone() {
             let done = out.point.done(&mut self.backend, Site::HostReadQuery);

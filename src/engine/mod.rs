@@ -280,7 +280,8 @@ impl Engine {
         for lane in lanes {
             let of_lane = self.backend.raw_stream(lane);
             if self.seen(of_lane)? == raw {
-                return Err(Error::usage(Misuse::SameStream, "adopt_stream"));
+                return Err(Error::usage(Misuse::SameStream, "adopt_stream")
+                    .detail(format!("{raw:#x} is a stream of this engine's own copies")));
             }
         }
         if self.ledgers.len() >= self.options.streams_max {
