@@ -4,7 +4,7 @@
 
 mod support;
 
-use lightering::backend::sim::{Config, Model};
+use lightering::backend::sim::{Config, Fault, FaultPlan, Model, Spot};
 use lightering::pinned::{Growth, PoolOptions};
 use lightering::policy::Kept;
 use lightering::storage::Storage;
@@ -15,9 +15,13 @@ const LEN: Bytes = Bytes::kib(256);
 
 /// A pool whose arenas hold one storage each.
 fn rig(pinned_growth: Growth) -> Rig {
+    rig_of(Config::timed(Model::default()), pinned_growth)
+}
+
+fn rig_of(config: Config, pinned_growth: Growth) -> Rig {
     let pool = PoolOptions { arena_bytes: LEN, arena_bytes_max: LEN, ..small_pool(Bytes::mib(4)) };
     let options = Options { pinned_growth, unreleased_bytes_max: LEN, ..options() };
-    Rig::new(Config::timed(Model::default()), pool, options, 1)
+    Rig::new(config, pool, options, 1)
 }
 
 /// A forward that evicts so many storages, and a backward that has them back. Says how many stayed
@@ -106,5 +110,20 @@ fn an_engine_that_may_never_grow_the_pool_keeps_all_until_somebody_reserves() {
     assert_eq!((step(&mut rig, 2), growths(&rig)), (2, (0, 0)));
     rig.pool.reserve(Bytes(2 * LEN.0)).unwrap();
     assert_eq!((step(&mut rig, 2), growths(&rig)), (0, (0, 0)));
+    rig.assert_right();
+}
+
+#[test]
+fn a_step_asks_a_system_that_page_locks_no_more_once() {
+    // Each eviction of each later step mapped memory, touched it and had it refused again.
+    let refused = |plan: FaultPlan, nth| plan.at(Spot::Register, nth, Fault::Refuse);
+    let faults = (3..200).fold(FaultPlan::default(), refused);
+    let mut rig = rig_of(Config { faults, ..Config::timed(Model::default()) }, Growth::Late);
+    assert_eq!(step(&mut rig, 2), 0);
+    for later in 1..4 {
+        rig.engine.mark_step().unwrap();
+        assert_eq!((step(&mut rig, 8), rig.world.faults_struck()), (6, later));
+    }
+    assert_eq!(growths(&rig), (2, 0));
     rig.assert_right();
 }

@@ -47,13 +47,13 @@ class Lines:
         return found[-1] if found else None
 
     def pairs(self, kind: str, theirs: str, field: str, ours: str = "ours") -> Pairs:
-        """Visits of one run, first with first; of rounds of single steps those alone, where there
-        are any."""
+        """Visits of one run, first with first; of rounds of single steps those alone, where both
+        have some."""
         pairs: Pairs = []
-        mine, other = self.of(kind, ours), self.of(kind, theirs)
-        if any(line["said"].get("turns") for line in mine):
-            mine, other = ([line for line in lines if line["said"].get("turns")]
-                           for lines in (mine, other))
+        every = self.of(kind, ours), self.of(kind, theirs)
+        in_turn = all(any(line["said"].get("turns") for line in lines) for lines in every)
+        mine, other = ([line for line in lines if line["said"].get("turns", False) == in_turn]
+                       for lines in every)
         for run in sorted({line["run"] for line in mine}):
             both = ([line for line in lines if line["run"] == run] for lines in (mine, other))
             pairs += [(one["said"].get(field, 0), two["said"].get(field, 0))

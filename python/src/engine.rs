@@ -32,6 +32,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// How often packing asks which copies are done, while the bytes of one window are packed.
 const SWEEPS_A_WINDOW: u64 = 16;
 
+/// At the latest it asks after so many bytes: a wide window is leave to run ahead, not to keep what
+/// is done.
+const UNSWEPT_BYTES_MAX: u64 = 32 << 20;
+
 /// What is kept beside the engine.
 #[derive(Debug)]
 pub(crate) struct Desk {
@@ -188,7 +192,8 @@ impl At<'_> {
     pub(crate) fn sweep_after(&mut self, bytes: u64) -> Result<Option<Vec<u64>>> {
         let window = self.engine.options().unreleased_bytes_max.0;
         self.desk.unswept_bytes = self.desk.unswept_bytes.saturating_add(bytes);
-        let is_time = self.desk.unswept_bytes >= window / SWEEPS_A_WINDOW;
+        let unswept_max = (window / SWEEPS_A_WINDOW).min(UNSWEPT_BYTES_MAX);
+        let is_time = self.desk.unswept_bytes >= unswept_max;
         if !is_time && !self.engine.is_over_unreleased() {
             return Ok(None);
         }

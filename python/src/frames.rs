@@ -14,10 +14,10 @@
 //! The pack hook uses it.
 
 use crate::torch::{Torch, asks};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyInt, PyTuple};
 
 /// What is looked for among the callers.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl Frames {
         let args = frame.getattr(intern!(py, "f_locals"))?.get_item(intern!(py, "args"))?;
         let kind = Torch::of(py)?.kind(py);
         for each in args.cast_into::<PyTuple>()? {
-            if each.is_instance(kind)? && asks_count(&each)? != 0 {
+            if each.is_instance(kind)? && has_bytes(&each)? {
                 return Ok(each.is(tensor));
             }
         }
@@ -66,6 +66,14 @@ impl Frames {
     }
 }
 
-fn asks_count(tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
-    tensor.call_method0(intern!(tensor.py(), "numel"))?.extract()
+/// One that does not say has some: its count is a symbol while a compiler traces, and of a subclass
+/// it is anybody's code.
+fn has_bytes(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
+    let count = tensor.call_method0(intern!(py, "numel"));
+    match count.and_then(|count| Ok(count.cast_exact::<PyInt>()?.extract::<u64>()?)) {
+        Ok(count) => Ok(count != 0),
+        Err(error) if error.is_instance_of::<PyException>(py) => Ok(true),
+        Err(error) => Err(error),
+    }
 }

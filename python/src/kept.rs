@@ -13,15 +13,25 @@
 use crate::torch;
 use pyo3::intern;
 use pyo3::prelude::*;
+use std::sync::Arc;
 
 /// A tensor that stays.
-#[pyclass(frozen, weakref, module = "lightering._native")]
+#[pyclass(frozen, module = "lightering._native")]
 #[derive(Debug)]
 pub(crate) struct Kept {
     /// Not the tensor itself: it may be the result of the node that keeps it.
     tensor: Py<PyAny>,
     /// None of an inference tensor, which has no counter.
     version: Option<i64>,
+    /// One more owner of what the context that made it counts its own by.
+    _counted: Option<Arc<()>>,
+}
+
+impl Kept {
+    /// One of those that a context counts: as long as it is there, there is one owner more.
+    pub(crate) fn counted(tensor: &Bound<'_, PyAny>, by: &Arc<()>) -> PyResult<Kept> {
+        Ok(Kept { _counted: Some(by.clone()), ..Kept::new(tensor)? })
+    }
 }
 
 #[pymethods]
@@ -31,7 +41,8 @@ impl Kept {
         let py = tensor.py();
         let is_inference = torch::asks(tensor, intern!(py, "is_inference"))?;
         let version = if is_inference { None } else { Some(torch::version(tensor)?) };
-        Ok(Kept { tensor: tensor.call_method0(intern!(py, "detach"))?.unbind(), version })
+        let tensor = tensor.call_method0(intern!(py, "detach"))?.unbind();
+        Ok(Kept { tensor, version, _counted: None })
     }
 
     /// The tensor. Raises ``RuntimeError``: it was edited in place after it was saved.

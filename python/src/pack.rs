@@ -25,7 +25,7 @@ use crate::stash::{MOVED, Stash};
 use crate::torch::{self, Torch};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::types::{PyDict, PyString, PyTuple, PyWeakrefReference};
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -37,8 +37,8 @@ pub(crate) struct Hooks {
     modes: Py<PyDict>,
     counts: Mutex<Option<Py<Counts>>>,
     rules: OnceLock<Rules>,
-    /// What stayed last that the mode is about, by a weak reference: its graph may still be there.
-    kept_last: Mutex<Option<Py<PyWeakrefReference>>>,
+    /// Owned once more by all that stayed and that the mode is about: their graphs are still there.
+    kept: Arc<()>,
 }
 
 /// What a mode is about.
@@ -222,7 +222,7 @@ impl Hooks {
             modes,
             counts: Mutex::default(),
             rules: OnceLock::new(),
-            kept_last: Mutex::default(),
+            kept: Arc::default(),
         }
     }
 
@@ -270,22 +270,13 @@ impl Hooks {
 
     /// A tensor that stays, and that the mode is about: it is of a step as one that moves is.
     fn _keep<'py>(&self, tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let kept = Bound::new(tensor.py(), Kept::new(tensor)?)?.into_any();
-        let last = PyWeakrefReference::new(&kept)?.unbind();
-        let mut place = self.kept_last.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = place.replace(last);
-        // Not under its lock.
-        drop(place);
-        drop(before);
-        Ok(kept)
+        let kept = Kept::counted(tensor, &self.kept)?;
+        Ok(Bound::new(tensor.py(), kept)?.into_any())
     }
 
-    /// Is what stayed last still there, and so the graph that it is of?
-    fn _is_last_kept(&self, py: Python<'_>) -> bool {
-        let place = self.kept_last.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = place.as_ref().map(|last| last.clone_ref(py));
-        drop(place);
-        last.is_some_and(|last| last.bind(py).upgrade().is_some())
+    /// Is any of what stayed still there, and so a graph that it is of?
+    fn _is_any_kept(&self) -> bool {
+        Arc::strong_count(&self.kept) > 1
     }
 
     /// What autograd calls when it saves a tensor.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import harness
 import models
 import pytest
+import rig as rigs
 import torch
 from lightering._ownership import identity
 from rig import rig  # noqa: F401
@@ -153,3 +154,19 @@ def test_a_host_that_runs_ahead_of_the_device_keeps_no_more_than_the_windows(rig
     assert len(seen) == 2 * layers and max(seen) <= windows + 3 * nbytes, max(seen)
     del value
     rig.assert_nothing_left()
+
+
+def test_a_wide_window_keeps_little_of_what_is_done_on_the_device():
+    """A sixteenth of a window may be gigabytes, of which every copy was done long ago."""
+    wide = rigs.make("sim", unreleased_bytes="100GiB")
+    value = torch.ones(1 << 20, requires_grad=True) * 1
+    most = 0
+    with wide.saved() as context:
+        for _ in range(30):
+            value = value.sin()
+            wide.engine.drain()
+            most = max(most, wide.desk.held_bytes)
+    # Eight tensors of 4 MiB, the one before the last question, and the one behind it.
+    assert context.report().moved == 30 << 22 and most <= 10 << 22
+    del value
+    wide.assert_nothing_left()

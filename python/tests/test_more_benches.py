@@ -212,6 +212,13 @@ def test_single_steps_in_turn_count_before_visits_and_name_their_own_command(tmp
     assert commands == {f"torch.{kind}.over_control": "in turn"}
 
 
+def test_visits_count_where_only_one_of_two_ways_took_turns():
+    """A later run of fewer ways in turn took the figure of those that it left out away."""
+    lines = [*visits("inputs-1.7b", "ours", [9.0]), *visits("inputs-1.7b", "control", [1.0])]
+    lines.insert(0, line("inputs-1.7b", "ours", step_seconds=2.0, turns=True))
+    assert judge.figures(lines) == {"torch.inputs-1.7b.over_control": [(9.0, 1.0)]}
+
+
 def test_peaks_are_beside_the_lowest_peer_and_two_inputs():
     memory = {"input_bytes": int(1e9), "applications": 28}
     lines = [

@@ -71,6 +71,8 @@ pub struct Client {
     /// Empty, and kept for its room.
     spare: Vec<Doubt>,
     growth: Growth,
+    /// The fewest bytes that the system refused to page-lock since growth was set last.
+    refused_room: u64,
 }
 
 /// A block lent.
@@ -109,6 +111,7 @@ impl Client {
             answers: Vec::new(),
             spare: Vec::new(),
             growth: Growth::Allowed,
+            refused_room: u64::MAX,
         }
     }
 
@@ -317,9 +320,20 @@ impl Client {
         block.owner == self.tag
     }
 
-    /// Says whether this client's lends may still grow the pool.
+    /// Says whether this client's lends may still grow the pool. What the system refused is asked
+    /// for again from now on.
     pub fn set_growth(&mut self, growth: Growth) {
         self.growth = growth;
+        self.refused_room = u64::MAX;
+    }
+
+    /// May a lend of `room` bytes grow the pool? In a job that is warm what the system refused is
+    /// not tried again: each try maps and touches memory, and every lend of a step would wait.
+    fn growth_for(&self, room: u64) -> Growth {
+        match self.growth {
+            Growth::Late if room >= self.refused_room => Growth::Closed,
+            growth => growth,
+        }
     }
 
     /// Bytes nobody else can have because of this client: lent, busy and quarantined.
@@ -338,8 +352,9 @@ impl Client {
     }
 
     #[cold]
-    fn lend_slowly(&self, room: u64, len: Bytes, name: Name) -> Result<Loan> {
-        let lend = |ledger: &mut Ledger| ledger.lend(self.slot, room, len.get(), name);
+    fn lend_slowly(&mut self, room: u64, len: Bytes, name: Name) -> Result<Loan> {
+        let slot = self.slot;
+        let lend = |ledger: &mut Ledger| ledger.lend(slot, room, len.get(), name);
         let doubts = {
             let mut ledger = self.inner.lock();
             // What others have at hand and do not use may be all that is missing.
@@ -372,7 +387,11 @@ impl Client {
                 return Ok(loan);
             }
         }
-        let grown = match grow::lend(&self.inner, room, self.growth, lend) {
+        let grown = grow::lend(&self.inner, room, self.growth_for(room), lend);
+        if grown.as_ref().is_err_and(|error| error.kind() == Kind::OutOfMemory) {
+            self.refused_room = self.refused_room.min(room);
+        }
+        let grown = match grown {
             Err(error) if matches!(error.kind(), Kind::OverBudget | Kind::OutOfMemory) => {
                 let enter = |ledger: &mut Ledger, id| ledger.enter(id, self.slot, len.get(), name);
                 pageable::lend(&self.inner, room, enter).and_then(|loan| loan.ok_or(error))

@@ -24,7 +24,8 @@ pub enum Growth {
     /// It may: while a job warms up.
     #[default]
     Allowed,
-    /// It may, though the job is warm, and that is counted apart.
+    /// It may, though the job is warm, and that is counted apart. What the system refuses is not
+    /// asked for again before growth is set anew, as each step does.
     Late,
     /// It may not: what does not fit is refused at once. `reserve` still grows.
     Closed,

@@ -95,6 +95,7 @@ class Context(_native.Hooks):
         mode = (desk, _native.Saved(desk.native, self._keep_last, self._min_bytes))
         self._before[desk] = desk.figures()
         self._modes[device] = mode
+        desk.join(self)
         return mode
 
     def _mode(self, device: torch.device) -> tuple[Desk, Any] | None:
@@ -198,6 +199,10 @@ class Context(_native.Hooks):
 
     def _packed(self, desk: Desk, saved: Any) -> None:
         """A storage was taken."""
+
+    def bytes_kept(self) -> int:
+        """Bytes that stay since there are few of them, of a mode that lets some."""
+        return 0
 
     def _test_itself(self) -> None:
         counts = self._counts

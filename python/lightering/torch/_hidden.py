@@ -23,6 +23,7 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 
 from .. import _arguments, _forks
+from .._subclass import is_plain
 from ..engine import Engine, Size
 from . import _reasons
 from ._context import Context
@@ -60,8 +61,9 @@ class HiddenStates(Context):
         engine: a ``lightering.Engine``; None for the one that contexts of a device share. Tensors
             of the CPU are moved only for an engine of the simulated device.
         min_step_bytes: where the inputs of a whole step have fewer bytes than that, those of the
-            next one stay, until they have more; a size. Moving them costs the host some tenths of
-            a millisecond a layer, and frees next to nothing. "auto" for a 256th of the device's
+            next one stay, until they have more, those that stay by other contexts of the device
+            included; a size. Moving them costs the host some tenths of a millisecond a layer, and
+            frees next to nothing. "auto" for a 256th of the device's
             memory; for none where the engine was made with windows of its own, or is simulated.
 
     Raises:
@@ -97,7 +99,7 @@ class HiddenStates(Context):
         self._step_least = _arguments.size_or_auto(min_step_bytes, "min_step_bytes")
         self._step_bytes = 0
         self._is_step_small = False
-        self._largest = 0
+        self._largest: dict[Desk, int] = {}
 
     def _start(self) -> None:
         if not self._is_off:
@@ -106,7 +108,7 @@ class HiddenStates(Context):
     def _stop(self) -> None:
         if not self._is_off:
             _keywords.stop()
-        self._largest = 0
+        self._largest.clear()
         if self._forks == _forks.count:
             for desk, _ in self._modes.values():
                 desk.ask_windows(self, None)
@@ -118,14 +120,30 @@ class HiddenStates(Context):
             return _reasons.IN_BACKWARD
         if self._step_bytes and not self._is_anything_saved():
             self._next_step(self._least_of_step(tensor.device))
-        self._step_bytes += tensor.nbytes
-        if self._is_step_small and self._step_bytes < self._least_of_step(tensor.device):
-            return _reasons.TOO_LITTLE
-        return None
+        self._step_bytes += self._bytes_with(tensor)
+        return _reasons.TOO_LITTLE if self._is_step_small and self._is_little(tensor) else None
+
+    def _is_little(self, tensor: torch.Tensor) -> bool:
+        """Whether what came so far is, with what stays of the device's other contexts."""
+        desk = self._desk_of(tensor.device)
+        others = 0 if desk is None else desk.bytes_kept_beside(self)
+        return self._step_bytes + others < self._least_of_step(tensor.device)
+
+    def bytes_kept(self) -> int:
+        """At least the bytes of this step's inputs that are still on the device since they stay."""
+        return self._step_bytes if self._is_any_kept() else 0
+
+    def _desk_of(self, device: torch.device) -> Desk | None:
+        return next((desk for on, (desk, _) in self._modes.items() if on == device), None)
+
+    def _bytes_with(self, tensor: torch.Tensor) -> int:
+        """Bytes that stay where a tensor does: of a part of a storage, all of that."""
+        return tensor.untyped_storage().nbytes() if is_plain(tensor) else self._extent(tensor)
 
     def _is_anything_saved(self) -> bool:
-        # What stays is saved, too: the graph that keeps it is of this step.
-        return self._is_last_kept() or any(desk.live_count for desk, _ in self._modes.values())
+        # What stays is saved, too: the graph that keeps it is of this step. Each counts, since the
+        # one that stayed last may be of a graph that is gone before the others'.
+        return self._is_any_kept() or any(desk.live_count for desk, _ in self._modes.values())
 
     def _next_step(self, least: int) -> None:
         """Nothing is saved any more of what was: a step is over, and an input of the next comes."""
@@ -134,7 +152,7 @@ class HiddenStates(Context):
 
     def _least_of_step(self, device: torch.device) -> int:
         if self._step_least is None:
-            desk = next((desk for on, (desk, _) in self._modes.items() if on == device), None)
+            desk = self._desk_of(device)
             if desk is None or desk.is_simulated or desk.has_own_windows:
                 return 0
             memory = torch.cuda.get_device_properties(device).total_memory
@@ -142,10 +160,10 @@ class HiddenStates(Context):
         return self._step_least
 
     def _packed(self, desk: Desk, saved: Any) -> None:
-        if desk.has_own_windows or saved.largest <= self._largest:
+        if desk.has_own_windows or saved.largest <= self._largest.get(desk, 0):
             return
         # Two items: one that leaves or comes, and one more.
-        largest = self._largest = saved.largest
+        largest = self._largest[desk] = saved.largest
         window = min(_WINDOW_BYTES_MAX, 2 * largest)
         # What stays as the last is on the device as well, beside what has not left yet.
         unreleased = max(window - self._keep_last * largest, min(window, largest))

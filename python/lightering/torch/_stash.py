@@ -86,6 +86,7 @@ class Desk(_native.Books):
         # Weak: what wrapped modules share asks for as long as it lives.
         self._asked: weakref.WeakKeyDictionary[Context, tuple[int, int]]
         self._asked = weakref.WeakKeyDictionary()
+        self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
@@ -120,6 +121,16 @@ class Desk(_native.Books):
 
     def _bury(self, number: int, source: Any) -> None:
         self.bury_now(number, source)
+
+    def join(self, who: Context) -> None:
+        """A context moves tensors of this device from now on."""
+        with self.lock:
+            self._contexts.add(who)
+
+    def bytes_kept_beside(self, who: Context) -> int:
+        """Bytes that other contexts let stay since each has few: together they may be many."""
+        with self.lock:
+            return sum(each.bytes_kept() for each in self._contexts if each is not who)
 
     def ask_windows(self, who: Context, windows: tuple[int, int] | None) -> None:
         """Sets each of the engine's windows to the largest that anybody asks for.
