@@ -95,7 +95,7 @@ def _say(workload: Workload, found: dict[str, list[float]], output: Output) -> N
     for name, theirs in found.items():
         if ours in (None, name):
             continue
-        middle = statistics.median(one / two for one, two in zip(found[ours], theirs, strict=True))
-        low, high = interval(found[ours], theirs)
-        output.say(f"{workload.name} {ours} over {name}: {percent(middle)} "
-                   f"({percent(low)} to {percent(high)})")
+        ratios = [one / two for one, two in zip(found[ours], theirs, strict=True)]
+        low, high = interval(ratios, None)
+        output.say(f"{workload.name} {ours} over {name}: {percent(statistics.median(ratios))}, the "
+                   f"middle of {len(ratios)} rounds ({percent(low)} to {percent(high)})")

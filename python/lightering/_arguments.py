@@ -21,7 +21,10 @@ from . import _native
 
 COUNT_MAX = 1 << 20
 BLOCK_BYTES_MIN = 4096
-DEVICES = 'text: "auto", "sim", "sim:N", "cuda" or "cuda:N"; or a torch.device of CUDA'
+DEVICES = (
+    'text: "auto", "sim", "sim:N", "cuda" or "cuda:N"; or a torch.device of CUDA; "sim" for CPU '
+    "tensors"
+)
 
 
 def size(value: Any, name: str, least: int = 0) -> int:

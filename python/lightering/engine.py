@@ -170,7 +170,8 @@ class Engine:
         Returns:
             Figures by name: names end in their unit (bytes, count, seconds). Those that begin with
             ``pinned_engine`` are this engine's share, other ``pinned`` ones the whole pool's, which
-            the process's engines share. ``kept_bytes`` is by reason; ``reserve`` is how far a
+            the process's engines share. ``kept_bytes`` is by reason, of what the engine was asked
+            to move: what contexts let stay is in their reports. ``reserve`` is how far a
             reservation in the background is (asked_bytes, ready_bytes, seconds, state).
         """
         return self._native.stats()

@@ -127,7 +127,8 @@ class Context(_native.Hooks):
     ) -> None:
         stack = self._stack()
         if not stack:
-            raise RuntimeError(f"{type(self).__name__}: left in a thread that has not entered it")
+            raise RuntimeError(
+                f"{type(self).__name__}: left in a thread that has not entered it; use `with`")
         hooks = stack.pop()
         if hooks is not None:
             hooks.__exit__(kind, error, trace)
@@ -215,7 +216,9 @@ class Context(_native.Hooks):
             return
         if not counts.moved:
             most = max(counts.kept, key=lambda why: counts.kept[why])
-            self._warn(f"it moved nothing: all {offered} bytes stayed, most of them: {most}")
+            meaning = _reasons.REASONS.get(most)
+            because = f"{most} ({meaning})" if meaning else most
+            self._warn(f"it moved nothing: all {offered} bytes stayed, most of them: {because}")
         elif not counts.released:
             self._warn(
                 f"it freed nothing: all {counts.moved} bytes moved were wanted again before their "

@@ -83,7 +83,9 @@ class HiddenStates(Context):
     _saves = (_APPLY, _SAVERS)
     _nothing_offered = (
         "it moved nothing: no checkpoint saved a floating-point input; checkpoint the layers "
-        "(gradient_checkpointing_enable), or use SavedTensors to move all that they save"
+        "(gradient_checkpointing_enable), pass them their input as the first positional argument, "
+        "not by a keyword, and have checkpoints around compiled code, not in it; or use "
+        "SavedTensors to move all that they save"
     )
 
     def __init__(

@@ -37,8 +37,8 @@ REASONS: dict[str, str] = {
     "moving them takes the host longer than what they free is worth",
     NO_PINNED_ROOM: "no page-locked memory is left: raise `pinned_bytes`, or `reserve` more",
     LANE_FULL: "too many copies out are under way; the next tensors go again",
-    OTHER_DEVICE: "not of a device of this context: a CPU tensor, or one of another GPU than "
-    "`engine=` serves",
+    OTHER_DEVICE: "not of a device of this context: a CPU tensor, which only an engine of the "
+    "simulated device moves (`Engine(\"sim\")`), or one of another GPU than `engine=` serves",
     EDITED: "an earlier version of its storage is saved already, and may be on its way",
     OUTLIVED: "its storage left once, and its owner kept it after the graph was gone, as a data "
     "set, a cache or a weight that is no parameter: moving it again would free nothing",

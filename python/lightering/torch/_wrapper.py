@@ -114,7 +114,7 @@ def report(engine: Engine | None = None) -> Report:
         engine: the one that they were given; None for those of the shared engines.
 
     Raises:
-        TypeError: ``engine`` is none.
+        TypeError: ``engine`` is something else.
     """
     return _mode_of(engine).report()
 
@@ -227,7 +227,7 @@ def offload_wrapper(module: torch.nn.Module, *, engine: Engine | None = None) ->
         The module, wrapped: its parameters' names and ``state_dict`` keys are as before.
 
     Raises:
-        TypeError: ``module`` is none, or ``engine`` is none.
+        TypeError: ``module`` or ``engine`` is something else.
         ValueError: it is wrapped in FSDP1, whose flat weights are not supported.
 
     Source: the call is that of ``offload_wrapper`` in torch's
@@ -288,7 +288,7 @@ def checkpoint(
 
     Raises:
         TypeError: ``function`` cannot be called, ``use_reentrant`` is neither True nor False, or
-            ``engine`` is none.
+            ``engine`` is something else.
         Exception: whatever torch's ``checkpoint`` and ``function`` raise.
 
     Source: the call is that of ``torch.utils.checkpoint.checkpoint``, which does the work; what
