@@ -71,7 +71,7 @@ impl Frames {
 fn has_bytes(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = tensor.py();
     let count = tensor.call_method0(intern!(py, "numel"));
-    match count.and_then(|count| Ok(count.cast_exact::<PyInt>()?.extract::<u64>()?)) {
+    match count.and_then(|count| count.cast_exact::<PyInt>()?.extract::<u64>()) {
         Ok(count) => Ok(count != 0),
         Err(error) if error.is_instance_of::<PyException>(py) => Ok(true),
         Err(error) => Err(error),
