@@ -155,6 +155,25 @@ def test_a_step_of_little_in_all_stays_and_says_so_and_a_longer_one_moves(rig): 
     rig.assert_nothing_left()
 
 
+def test_a_context_for_each_step_learns_from_the_one_before(rig):  # noqa: F811
+    """Each knew of no step before its own, and moved what others would have let stay."""
+    moved = []
+    for count in (100, 100, 4100, 4100, 100, 100):
+        context = HiddenStates(min_bytes=16, engine=rig.engine, min_step_bytes=16000)
+        x = torch.full((count,), 0.5, device=rig.device, requires_grad=True)
+        with context, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = x * 1
+            for _ in range(4):
+                value = torch.utils.checkpoint.checkpoint(torch.sin, value, use_reentrant=False)
+            value.sum().backward()
+        moved.append(context.report().moved)
+    # The first long one is over the bound with its first input.
+    assert moved == [3 * 400, 0, 3 * 16400, 3 * 16400, 3 * 400, 0]
+    del value, x, context
+    rig.assert_nothing_left()
+
+
 @pytest.mark.parametrize("options, is_bounded", [({}, True), ({"unreleased_bytes": "1MiB"}, False)])
 def test_a_256th_of_the_device_is_little_where_nothing_else_was_chosen(options, is_bounded):
     rigs.gpu_or_skip()

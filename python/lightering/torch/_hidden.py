@@ -100,7 +100,8 @@ class HiddenStates(Context):
         super().__init__(keep_last, min_bytes, placement, engine)
         self._step_least = _arguments.size_or_auto(min_step_bytes, "min_step_bytes")
         self._step_bytes = 0
-        self._is_step_small = False
+        self._is_step_small: bool | None = None
+        """None where this context saw no input yet."""
         self._largest: dict[Desk, int] = {}
 
     def _start(self) -> None:
@@ -114,16 +115,25 @@ class HiddenStates(Context):
         if self._forks == _forks.count:
             for desk, _ in self._modes.values():
                 desk.ask_windows(self, None)
+                # For the next step's context, where each has one of its own.
+                desk.step_bytes_last = self._step_bytes or desk.step_bytes_last
 
     def _wants_input(self, tensor: torch.Tensor) -> str | None:
         if isinstance(tensor, torch.nn.Parameter):
             return ""
         if torch._C._current_graph_task_id() != -1:
             return _reasons.IN_BACKWARD
+        if self._is_step_small is None:
+            self._is_step_small = self._was_last_step_small(tensor.device)
         if self._step_bytes and not self._is_anything_saved():
             self._next_step(self._least_of_step(tensor.device))
         self._step_bytes += self._bytes_with(tensor)
         return _reasons.TOO_LITTLE if self._is_step_small and self._is_little(tensor) else None
+
+    def _was_last_step_small(self, device: torch.device) -> bool:
+        mode = self._mode(device)
+        last = 0 if mode is None else mode[0].step_bytes_last
+        return 0 < last < self._least_of_step(device)
 
     def _is_little(self, tensor: torch.Tensor) -> bool:
         """Whether what came so far is, with what stays of the device's other contexts."""

@@ -86,6 +86,8 @@ class Desk(_native.Books):
         # Weak: what wrapped modules share asks for as long as it lives.
         self._asked: weakref.WeakKeyDictionary[Context, tuple[int, int]]
         self._asked = weakref.WeakKeyDictionary()
+        self.step_bytes_last = 0
+        """What the inputs of checkpoints had in all in the step of the context left last."""
         self._contexts: weakref.WeakSet[Context] = weakref.WeakSet()
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
