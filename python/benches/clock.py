@@ -19,6 +19,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from ways import Way
@@ -43,6 +44,29 @@ class Visit:
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+class Marks:
+    """Moments of the compute stream, or of the CPU, that nobody waits for as they pass."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Marks now, in the order of the compute stream."""
+        if self._device.type != "cuda":
+            self._marks.append(time.perf_counter())
+            return
+        self._marks.append(torch.cuda.Event(enable_timing=True))
+        self._marks[-1].record()
+
+    def seconds(self) -> list[float]:
+        """Seconds from each mark to the next; waits for the last."""
+        wait(self._device)
+        on_gpu = self._device.type == "cuda"
+        return [one.elapsed_time(two) / 1e3 if on_gpu else two - one
+                for one, two in itertools.pairwise(self._marks)]
 
 
 def step(built: Built, way: Way) -> None:
@@ -78,22 +102,14 @@ def visit(built: Built, way: Way, device: torch.device, steps: int, warm: int) -
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     before = way.moved()
-    host, marks = [], []
-
-    def mark() -> None:
-        marks.append(torch.cuda.Event(enable_timing=True) if on_gpu else time.perf_counter())
-        if on_gpu:
-            marks[-1].record()
-
-    mark()
+    host, marks = [], Marks(device)
+    marks.mark()
     for _ in range(steps):
         began = time.perf_counter()
         step(built, way)
         host.append(time.perf_counter() - began)
-        mark()
-    wait(device)
-    seconds = [one.elapsed_time(two) / 1e3 if on_gpu else two - one
-               for one, two in itertools.pairwise(marks)]
+        marks.mark()
+    seconds = marks.seconds()
     out, back = (now - then for now, then in zip(way.moved(), before, strict=True))
     peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
     reserved = torch.cuda.memory_reserved(device) if on_gpu else 0

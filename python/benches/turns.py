@@ -1,7 +1,7 @@
 """Steps of several ways in turn, one each, there and back.
 
 What it is: ``A B C C B A`` of single steps, in which a machine that speeds up or slows down is the
-same to all; a pair of figures is of two rounds' halves, some seconds apart.
+same to all; a figure is the mean of a way's two steps in one round.
 What it is not: a measure of memory; ways that change the model cannot take turns at it.
 Invariant: nothing is waited for between two steps, as in clock.py; what a way leaves under way at
 its step's end is little: no way copies anything after its last layer.
@@ -14,13 +14,11 @@ Who may call it: steps.py.
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
-import time
 from typing import Any
 
 import torch
-from clock import clean, clean_host, interval, step, wait
+from clock import Marks, clean, clean_host, interval, step, wait
 from output import Output, percent
 from ways import WAYS, Missing, versions
 from workloads import Workload, build
@@ -69,22 +67,13 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
 
 def _timed(built: Any, ways: list[Any], device: torch.device) -> list[float]:
     """Seconds of each step, of those ways one after another."""
-    on_gpu = device.type == "cuda"
-    marks: list[Any] = []
-
-    def mark() -> None:
-        marks.append(torch.cuda.Event(enable_timing=True) if on_gpu else time.perf_counter())
-        if on_gpu:
-            marks[-1].record()
-
     wait(device)
-    mark()
+    marks = Marks(device)
+    marks.mark()
     for way in ways:
         step(built, way)
-        mark()
-    wait(device)
-    return [one.elapsed_time(two) / 1e3 if on_gpu else two - one
-            for one, two in itertools.pairwise(marks)]
+        marks.mark()
+    return marks.seconds()
 
 
 def _say(workload: Workload, found: dict[str, list[float]], output: Output) -> None:
