@@ -137,11 +137,13 @@ def _others(lines: Lines) -> dict[str, Pairs]:
     lengths = lines.last("lengths", "ours")
     if lengths:
         figures["lengths.over_fixed"] = [(lengths["mixed_seconds"], lengths["fixed_seconds"])]
+        plain = lines.last("lengths", "checkpoint") or {}
         for name in ("reserved", "pinned", "resident"):
-            tenth = lengths["held_tenth"][name]
+            tenth, growth = lengths["held_tenth"][name], f"{name}_growth_bytes"
             if tenth:
-                most = tenth + lengths[f"{name}_growth_bytes"]
-                figures[f"lengths.{name}"] = [(most / 1e9, tenth / 1e9)]
+                # What the same steps grow by without offload is not ours.
+                least = tenth + plain.get(growth, 0)
+                figures[f"lengths.{name}"] = [((tenth + lengths[growth]) / 1e9, least / 1e9)]
     return figures
 
 

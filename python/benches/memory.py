@@ -6,7 +6,8 @@ Invariant: the first ten of the 100 steps take each length once, so that "flat a
 a fair demand; all ways draw the same lengths.
 
     graph of 200 sines, 1 MiB each: (with hooks - without) / 200 = one pair
-    lengths: 10 once each, 90 drawn | then each length by itself: the sum that 90 should take
+    lengths: 10 once each, 45 drawn | each by itself | 45 drawn | each by itself: by their means,
+             what the 90 should take
 
 Who may call it: steps.py.
 """
@@ -29,6 +30,8 @@ PAIRS = 200
 REPEATS = 9
 LENGTHS = 10
 STEPS = 100
+# Steps of one length in a row, of each half.
+FIXED = 4
 
 
 def _graph(device: torch.device) -> Built:
@@ -138,20 +141,25 @@ def _lengths_of(
         return time.perf_counter() - began
 
     seconds, held = [], []
-    for tokens in drawn:
-        seconds.append(timed(tokens))
-        held.append({
-            "reserved": torch.cuda.memory_reserved(device) if on_gpu else 0,
-            "pinned": way.pinned_bytes(), "resident": resident_bytes()})
-    fixed = {}
-    for tokens in lengths:
-        fixed[tokens] = statistics.median([timed(tokens) for _ in range(7)][2:])
+    fixed: dict[int, list[float]] = {tokens: [] for tokens in lengths}
+    # In halves, so that a machine whose speed drifts does so for both.
+    half = LENGTHS + (STEPS - LENGTHS) // 2
+    for part in (drawn[:half], drawn[half:]):
+        for tokens in part:
+            seconds.append(timed(tokens))
+            held.append({
+                "reserved": torch.cuda.memory_reserved(device) if on_gpu else 0,
+                "pinned": way.pinned_bytes(), "resident": resident_bytes()})
+        for tokens, found in fixed.items():
+            # The first two learn what is new.
+            found += [timed(tokens) for _ in range(2 + FIXED)][2:]
     after = slice(LENGTHS, None)
-    wanted = sum(fixed[tokens] for tokens in drawn[after])
+    # Sums and means: what one step in a hundred waits for counts on both sides.
+    wanted = sum(statistics.mean(fixed[tokens]) for tokens in drawn[after])
     growth = {
         f"{what}_growth_bytes": max(each[what] for each in held[after]) - held[LENGTHS - 1][what]
         for what in held[0]
     }
     return {"mixed_seconds": sum(seconds[after]), "fixed_seconds": wanted,
-            "over_fixed": sum(seconds[after]) / wanted, "held_tenth": held[LENGTHS - 1],
-            "held_last": held[-1], **growth}
+            "over_fixed": sum(seconds[after]) / wanted, "all_seconds": seconds,
+            "held_tenth": held[LENGTHS - 1], "held_last": held[-1], **growth}
