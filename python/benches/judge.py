@@ -157,9 +157,23 @@ def figures(lines: list[Line]) -> dict[str, Pairs]:
     return {f"{PART}.{name}": pairs for name, pairs in sorted(whole.items()) if pairs}
 
 
+def _source(of_kind: list[Line], name: str) -> Line:
+    """The line whose command a figure was measured by."""
+    first, in_turn, rest = ([] for _ in range(3))
+    for line in of_kind:
+        (first if line["said"].get("first") else in_turn if line["said"].get("turns")
+         else rest).append(line)
+    if ".first" in name:
+        return (first or rest)[-1]
+    return ((in_turn if ".over_" in name else None) or rest or of_kind)[-1]
+
+
 def judge(folder: Path) -> dict[str, Pairs]:
     """Writes the figures of a folder into its runs.jsonl, in the place of earlier ones."""
     path = folder / "runs.jsonl"
+    if not path.exists():
+        # Every way was skipped, which was said.
+        return {}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines = [line for line in lines
              if line["part"] != PART or "figure" not in line["said"]]
@@ -167,9 +181,7 @@ def judge(folder: Path) -> dict[str, Pairs]:
     ours = [line for line in lines if line["part"] == PART]
     for name, pairs in found.items():
         kind = name.removeprefix(f"{PART}.").rsplit(".", 1)[0]
-        of_kind = [line for line in ours if line["kind"] == kind]
-        in_turn = [line for line in of_kind if line["said"].get("turns")]
-        source = (in_turn if in_turn and ".over_" in name else of_kind)[-1]
+        source = _source([line for line in ours if line["kind"] == kind], name)
         said = {"figure": name, "simulated": source["said"]["simulated"], "pairs": pairs}
         lines.append({**source, "kind": "", "said": said})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -232,6 +232,32 @@ def test_peaks_are_beside_the_lowest_peer_and_two_inputs():
     assert found["torch.inputs-8b.after_forward"] == [(4.0, 5.0)]
 
 
+def test_a_figure_names_the_command_that_measured_it(tmp_path):
+    lines = [
+        line("inputs-8b", "checkpoint", first=True, first_step_seconds=2.0, out_bytes=0),
+        line("inputs-8b", "ours-reserved", first=True, first_step_seconds=2.1, reserve_bytes=0,
+             later_out_bytes=0, out_bytes=0),
+        line("inputs-8b", "trl", peak_bytes=5e9, after_forward_bytes=3e9),
+        line("inputs-8b", "ours", peak_bytes=6e9, after_forward_bytes=4e9, step_seconds=1.0,
+             input_bytes=1e9),
+        line("inputs-8b", "checkpoint", turns=True, step_seconds=1.0),
+        line("inputs-8b", "ours", turns=True, step_seconds=1.0)]
+    for which, commands in (("first", lines[:2]), ("steps", lines[2:4]), ("turns", lines[4:])):
+        for one in commands:
+            one["command"] = which
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    judge.judge(tmp_path)
+    said = [json.loads(one) for one in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    by = {one["said"]["figure"]: one["command"] for one in said if "figure" in one["said"]}
+    assert by == {"torch.inputs-8b.first_reserved": "first", "torch.inputs-8b.peak": "steps",
+                  "torch.inputs-8b.after_forward": "steps",
+                  "torch.inputs-8b.over_checkpoint": "turns"}
+
+
+def test_a_run_that_measured_nothing_has_no_figures(tmp_path):
+    assert judge.judge(tmp_path) == {}
+
+
 def test_pairs_are_of_one_run_and_first_with_first():
     lines = visits("short-0.6b", "ours", [2.0, 3.0]) + visits("short-0.6b", "checkpoint", [1.0])
     lines += [line("short-0.6b", "ours", run=2, step_seconds=7.0)]
