@@ -168,11 +168,34 @@ class Engine:
         """What the engine did since it was made, and what it holds now.
 
         Returns:
-            Figures by name: names end in their unit (bytes, count, seconds). Those that begin with
-            ``pinned_engine`` are this engine's share, other ``pinned`` ones the whole pool's, which
-            the process's engines share. ``kept_bytes`` is by reason, of what the engine was asked
-            to move: what contexts let stay is in their reports. ``reserve`` is how far a
-            reservation in the background is (asked_bytes, ready_bytes, seconds, state).
+            Figures by name, which ends in the unit.
+
+            Moved: ``evicted_bytes``, ``evicted_count`` (begun to leave), ``clean_bytes`` (of those,
+            needed no copy: the host's was as good), ``released_bytes`` (device bytes given back),
+            ``refilled_bytes``, ``refilled_count`` (copied back), ``forwarded_count`` (a reader came
+            while the bytes were still there), ``kept_bytes`` (by reason, of what the engine was
+            asked to move; what contexts let stay is in their reports).
+
+            Fetched ahead: ``hit_count`` and ``miss_count`` (readers whose bytes were on their way
+            or there, and those who had to ask), ``wrong_guess_count``, ``wasted_bytes`` (fetched
+            for nothing), ``prefetch_refused_count`` (no room on the device), ``stall_count``
+            (readers that waited for a copy begun when they came), ``stall_seconds`` (device time;
+            with ``time_stalls``).
+
+            Compared, with ``verify``: ``verified_count``, ``corrupt_count``, and
+            ``unverified_count`` (not compared: no slot was free for the sum).
+
+            Now: ``storage_count`` (alive), ``unreleased_bytes`` (evicted, not given back yet),
+            ``prefetched_bytes`` (fetched, not asked for yet), ``out_in_flight_bytes``,
+            ``in_in_flight_bytes``; ``leaked_on_purpose_bytes`` (given up with a lost device).
+
+            Page-locked, of this engine: ``pinned_engine_bytes``, ``pinned_engine_budget_bytes``;
+            of the pool that the process's engines share: ``pinned_bytes``,
+            ``pinned_budget_bytes``, ``pinned_lent_bytes`` (in use), ``pinned_busy_bytes`` (given
+            back, a copy still under way), ``pinned_free_bytes``, ``pinned_quarantined_bytes`` (not
+            lent again: it is not known what still writes them), ``pinned_growth_count``,
+            ``pin_seconds`` (spent on page-locking); ``reserve``: how far a reservation in the
+            background is (asked_bytes, ready_bytes, seconds, state).
         """
         return self._native.stats()
 

@@ -324,7 +324,7 @@ impl Engine {
 
     /// Sets both windows, in bytes.
     fn set_windows(&self, py: Python<'_>, unreleased: u64, prefetch: u64) -> PyResult<()> {
-        self.body.call(py, "set_windows", |at| {
+        self.body.call(py, "enter", |at| {
             at.engine.set_windows(Bytes(unreleased), Bytes(prefetch));
             Ok(())
         })
@@ -332,7 +332,7 @@ impl Engine {
 
     /// Both windows, in bytes: not yet released, fetched ahead.
     pub(crate) fn windows(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        self.body.call(py, "windows", |at| {
+        self.body.call(py, "enter", |at| {
             let options = at.engine.options();
             Ok((options.unreleased_bytes_max.0, options.prefetch_bytes_max.0))
         })

@@ -5,6 +5,7 @@ documented nowhere, figures of other steps and engines, and warnings that point 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import warnings
@@ -18,6 +19,7 @@ import pytest
 import torch
 from lightering import _native
 from lightering.torch import _reasons, _warn
+from lightering.torch._report import Report
 from lightering.torch._reasons import REASONS
 from rig import rig  # noqa: F401
 from saving import leaf, save
@@ -69,6 +71,15 @@ def test_no_reason_is_written_out_where_it_is_used():
 def test_every_field_of_a_report_is_documented_in_the_readme():
     for name in lightering.torch.Report.__dataclass_fields__:
         assert f"`{name}`" in readme(), name
+
+
+def test_help_explains_every_field_of_a_report_and_every_figure():
+    attributes = set(re.findall(r"^    +(\w+): ", inspect.getdoc(Report) or "", re.MULTILINE))
+    assert attributes == {each.name for each in dataclasses.fields(Report)}
+    told = set(re.findall(r"``(\w+)``", inspect.getdoc(lightering.Engine.stats) or ""))
+    figures = set(lightering.Engine(device="sim").stats())
+    # It also names what switches a figure on.
+    assert told - figures == {"time_stalls", "verify"} and figures <= told
 
 
 def test_stalls_and_refused_prefetches_are_those_of_the_step(rig, monkeypatch):  # noqa: F811

@@ -47,33 +47,40 @@ class Counts(_native.Counts):
 
 @dataclass(frozen=True)
 class Report:
-    """What happened since the context was entered last. All sizes are bytes."""
+    """What happened since the context was entered last. All sizes are bytes.
+
+    Attributes:
+        offered: storages that the mode is about: ``moved`` plus all that were ``kept``.
+        moved: sent to pinned host memory.
+        released: of those moved: their device bytes were given back to torch's allocator.
+        unreleased: of those moved: still on the device, being copied or kept alive by somebody
+            else.
+        kept: stayed on the device, by reason: python/README.md lists them.
+        restored: handed to the backward pass, whether they had to be fetched or not.
+        stall_count: readers that came before their bytes were asked for, since the context was
+            entered.
+        stall_seconds: device time they waited; 0.0 unless the engine was made with
+            ``time_stalls=True``. A wait is counted when it is known to be over, which may be in the
+            next step.
+        prefetch_refused_count: prefetches not issued for want of room on the device, since the
+            context was entered.
+        pinned: page-locked now, by all engines of the process.
+        peak: most device bytes that torch had allocated (0 on a simulated device).
+        engine: all of the engine's own figures, since it was made (``Engine.stats``).
+    """
 
     offered: int
-    """Storages that the mode is about: ``moved`` plus all that were ``kept``."""
     moved: int
-    """Sent to pinned host memory."""
     released: int
-    """Of those moved: their device bytes were given back to torch's allocator."""
     unreleased: int
-    """Of those moved: still on the device, being copied or kept alive by somebody else."""
     kept: dict[str, int]
-    """Stayed on the device, by reason: python/README.md lists them."""
     restored: int
-    """Handed to the backward pass, whether they had to be fetched or not."""
     stall_count: int
-    """Readers that came before their bytes were asked for, since the context was entered."""
     stall_seconds: float
-    """Device time they waited; 0.0 unless the engine was made with ``time_stalls=True``. A wait is
-    counted when it is known to be over, which may be in the next step."""
     prefetch_refused_count: int
-    """Prefetches not issued for want of room on the device, since the context was entered."""
     pinned: int
-    """Page-locked now, by all engines of the process."""
     peak: int
-    """Most device bytes that torch had allocated (0 on a simulated device)."""
     engine: dict[str, Any] = field(repr=False)
-    """All of the engine's own figures, since it was made."""
 
     def __str__(self) -> str:
         kept = ", ".join(f"{why} {_text(nbytes)}" for why, nbytes in sorted(self.kept.items()))
