@@ -148,6 +148,15 @@ pub enum Op {
         /// The answer.
         done: bool,
     },
+    /// The host asked whether all is done that was enqueued on the stream.
+    Idle {
+        /// The stream.
+        stream: StreamId,
+        /// Who asked.
+        site: Site,
+        /// The answer.
+        done: bool,
+    },
     /// Device bytes were taken from the driver, in the order of a stream. The driver orders this
     /// behind earlier releases of the same bytes.
     Alloc {
@@ -269,6 +278,7 @@ impl Op {
                 Op::Wait { stream: bare(stream), event: bare(event), site }
             }
             Op::Query { event, site, done } => Op::Query { event: bare(event), site, done },
+            Op::Idle { stream, site, done } => Op::Idle { stream: bare(stream), site, done },
             Op::Alloc { range, stream } => Op::Alloc { range, stream: bare(stream) },
             Op::Free { range, stream } => Op::Free { range, stream: bare(stream) },
             Op::CopyOut { from, to, stream } => Op::CopyOut { from, to, stream: bare(stream) },

@@ -17,7 +17,7 @@ use lightering::backend::sim::{Config, Random};
 use lightering::trace::Site;
 use stories::{STORIES, Story};
 use support::Rig;
-use support::broken::{Fault, Plan, is_query};
+use support::broken::{Plan, faults_of};
 
 /// So many random schedules must show a fault again.
 const SCHEDULES: u64 = 10_000;
@@ -103,8 +103,7 @@ fn no_site_can_be_lost_unseen() {
     let mut count = 0;
     println!("{:<19} {:<12} reach first of 100  again  bytes", "site", "fault");
     for story in stories() {
-        let faults = if is_query(story.site) { Fault::OF_QUERIES } else { Fault::OF_WAITS };
-        for fault in faults {
+        for fault in faults_of(story.site).iter().copied() {
             let score = score(story, Plan { site: story.site, fault });
             let show = |seed: Option<u64>| seed.map_or("-".to_string(), |seed| seed.to_string());
             println!(

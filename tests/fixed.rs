@@ -7,6 +7,8 @@
 
 #[path = "fixed/ends.rs"]
 mod ends;
+#[path = "fixed/goes.rs"]
+mod goes;
 #[path = "fixed/room.rs"]
 mod room;
 mod support;
@@ -137,29 +139,6 @@ fn bytes_leave_and_come_home_to_the_same_address_under_any_schedule() {
 }
 
 #[test]
-fn bytes_stay_mapped_until_the_host_knows_their_users_done_and_no_stream_waits() {
-    let mut rig = rig_of(lazy(), bounds(), 1);
-    let (a, range) = fixed(&mut rig, 1);
-    let before = rig.engine.stats().seam;
-    evict(&mut rig, &a);
-    let on = rig.streams[0].engine;
-    rig.engine.flush(on).unwrap();
-    rig.engine.mark_step().unwrap();
-    assert_eq!(rig.engine.residency(a.id()).unwrap(), Residency::Evicting);
-    assert_eq!(rig.engine.stats().unreleased_bytes, LEN.0);
-    // The operator whose input it is may come even now.
-    rig.check(0, range, 1, "live".into());
-    until_gone(&mut rig, &a);
-    let after = rig.engine.stats();
-    assert_eq!(after.seam.waits - before.waits, 1, "the lane for the producer, and nobody else");
-    assert_eq!((after.seam.unmaps, after.seam.syncs), (1, before.syncs));
-    assert_eq!((after.unreleased_bytes, after.released_bytes), (0, LEN.0));
-    assert_eq!(rig.engine.range(a.id()).unwrap_err().misuse(), Some(Misuse::NotThere));
-    drop(a);
-    assert_all_given_back(rig);
-}
-
-#[test]
 fn live_bytes_are_handed_out_and_nothing_is_unmapped() {
     let mut rig = rig_of(lazy(), bounds(), 1);
     let (a, range) = fixed(&mut rig, 1);
@@ -171,30 +150,6 @@ fn live_bytes_are_handed_out_and_nothing_is_unmapped() {
     let stats = rig.engine.stats();
     assert_eq!((stats.forwarded_count, stats.seam.unmaps, stats.seam.copies_in), (1, 0, 0));
     assert_eq!(stats.unreleased_bytes, 0);
-    drop(a);
-    assert_all_given_back(rig);
-}
-
-#[test]
-fn nothing_is_unmapped_while_a_stream_is_captured() {
-    let mut rig = rig_of(eager(), bounds(), 2);
-    let (a, at) = fixed(&mut rig, 1);
-    evict(&mut rig, &a);
-    let on = rig.streams[0].engine;
-    // Another stream than that of the eviction, and no moment was marked on it yet.
-    let captured = rig.streams[1].here;
-    rig.sim.inner().set_capturing(captured, true).unwrap();
-    for _ in 0..8 {
-        rig.engine.flush(on).unwrap();
-        rig.engine.mark_step().unwrap();
-        assert_eq!(rig.engine.residency(a.id()).unwrap(), Residency::Evicting);
-    }
-    assert_eq!(rig.engine.stats().seam.unmaps, 0);
-    rig.sim.inner().set_capturing(captured, false).unwrap();
-    until_gone(&mut rig, &a);
-    assert_eq!(rig.engine.stats().seam.unmaps, 1);
-    assert_eq!(acquire(&mut rig, &a), at);
-    rig.check(0, at, 1, "home again".into());
     drop(a);
     assert_all_given_back(rig);
 }

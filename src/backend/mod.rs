@@ -242,6 +242,12 @@ pub trait Backend: Send {
     /// Is the work that the event stands for done? An error is an error, never "not yet".
     fn query(&mut self, event: EventId, site: Site) -> Result<bool>;
 
+    /// Is all work done that was enqueued on the stream until now? It may say no where it cannot
+    /// tell, as of a driver's default streams; an event tells there.
+    fn idle(&mut self, _stream: StreamId, _site: Site) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Time between two recordings that are both done, of events made with [`Timing::On`].
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration>;
 

@@ -216,6 +216,12 @@ impl<B: Backend> Backend for Traced<B> {
         self.done(Op::Query { event, site, done }, result)
     }
 
+    fn idle(&mut self, stream: StreamId, site: Site) -> Result<bool> {
+        let result = self.inner.idle(stream, site);
+        let done = result.as_ref().copied().unwrap_or(false);
+        self.done(Op::Idle { stream, site, done }, result)
+    }
+
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration> {
         self.inner.elapsed(from, to)
     }
@@ -391,6 +397,10 @@ impl Backend for Box<dyn Backend> {
 
     fn query(&mut self, event: EventId, site: Site) -> Result<bool> {
         (**self).query(event, site)
+    }
+
+    fn idle(&mut self, stream: StreamId, site: Site) -> Result<bool> {
+        (**self).idle(stream, site)
     }
 
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration> {

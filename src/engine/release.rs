@@ -191,16 +191,7 @@ impl Engine {
             if covers == 0 || (owner == Owner::Fixed && !self.may_fence_fixed()?) {
                 return Ok(false);
             }
-            self.free_events()?;
-            if owner == Owner::Framework {
-                self.end_fixed_fences()?;
-            }
-            let mut points = std::mem::take(&mut self.ledgers[on].points);
-            for index in 0..self.ledgers.len() {
-                let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);
-                points.push(self.seen(point)?);
-            }
-            self.ledgers[on].queue(owner).fence = Some(Fence { points, covers });
+            self.set_fence(on, owner, covers)?;
         }
         let site = if owner == Owner::Fixed { Site::UnmapFence } else { Site::ReleaseFence };
         let Some(fence) = &self.ledgers[on].queue(owner).fence else { return Ok(false) };
@@ -208,6 +199,34 @@ impl Engine {
             match point.done(&mut self.backend, site) {
                 Ok(true) => {}
                 other => return self.seen(other),
+            }
+        }
+        Ok(true)
+    }
+
+    /// A moment on every stream, for the oldest storages. Where nothing is left to do it is
+    /// passed, and known at once: nothing is marked.
+    fn set_fence(&mut self, on: usize, owner: Owner, covers: usize) -> Result<()> {
+        let are_idle = owner == Owner::Fixed && self.are_idle()?;
+        self.free_events()?;
+        if owner == Owner::Framework {
+            self.end_fixed_fences()?;
+        }
+        let mut points = std::mem::take(&mut self.ledgers[on].points);
+        for index in 0..if are_idle { 0 } else { self.ledgers.len() } {
+            let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);
+            points.push(self.seen(point)?);
+        }
+        self.ledgers[on].queue(owner).fence = Some(Fence { points, covers });
+        Ok(())
+    }
+
+    /// Has no stream anything left to do?
+    fn are_idle(&mut self) -> Result<bool> {
+        for index in 0..self.ledgers.len() {
+            let idle = self.backend.idle(self.ledgers[index].stream, Site::UnmapIdle);
+            if !self.seen(idle)? {
+                return Ok(false);
             }
         }
         Ok(true)

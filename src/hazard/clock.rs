@@ -225,9 +225,9 @@ impl Actors {
         }
     }
 
-    /// The host has heard from a worker.
-    pub(super) fn answer(&mut self, worker: usize) {
-        if self.host.join(&self.lanes[worker].clock) {
+    /// The host has heard from a worker, or that all of a stream's work is done.
+    pub(super) fn answer(&mut self, slot: usize) {
+        if self.host.join(&self.lanes[slot].clock) {
             self.host_moved();
         }
     }

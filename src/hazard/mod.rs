@@ -151,6 +151,11 @@ impl Checker {
             Op::Wait { stream, event, .. } => self.wait(record, event, stream),
             Op::Query { done: false, .. } => {}
             Op::Query { event, .. } => self.learn(event),
+            Op::Idle { done: false, .. } => {}
+            Op::Idle { stream, .. } => {
+                let slot = self.actors.stream(stream, record.device);
+                self.actors.answer(slot);
+            }
             Op::Alloc { range, stream } => {
                 let step = self.enter(record, stream, "alloc");
                 self.memory.alloc(&mut self.actors, step, range);

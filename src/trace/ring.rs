@@ -99,7 +99,7 @@ impl Counters {
             }
             Op::Record { .. } => self.records += 1,
             Op::Wait { .. } => self.waits += 1,
-            Op::Query { .. } => self.queries += 1,
+            Op::Query { .. } | Op::Idle { .. } => self.queries += 1,
             Op::Launch { .. } => self.launches += 1,
             Op::Alloc { .. } => self.allocs += 1,
             Op::Free { .. } => self.frees += 1,

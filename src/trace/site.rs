@@ -74,6 +74,8 @@ sites! {
     UnmapQuery => E2,
     /// The same: are all streams past their last use?
     UnmapFence => E2,
+    /// The same, asked first: is there nothing left to do on any stream?
+    UnmapIdle => E2,
     /// `acquire` for writing, of bytes that are still being copied out.
     LiveWriteWait => E2,
     /// `read_host`: is the copy-out done?

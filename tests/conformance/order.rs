@@ -91,6 +91,32 @@ pub(crate) fn a_done_event_means_the_bytes_are_there(rig: &dyn Rig) {
     }
 }
 
+/// It may say no for ever; what it may not is say yes too early.
+pub(crate) fn an_idle_stream_has_left_its_bytes_there(rig: &dyn Rig) {
+    let backend = &mut *rig.user();
+    let (pages, pin) = Pages::pinned(backend, 2 * PAGE);
+    let (a, b) = (backend.create_stream().unwrap(), backend.create_stream().unwrap());
+    let device = alloc(backend, PAGE, a);
+    let mut yes = 0;
+    for round in 0..64 {
+        pages.write(0, &pattern(round, PAGE));
+        backend.copy_in(device, part(pin, 0, PAGE), a).unwrap();
+        chain(backend, a, b);
+        backend.copy_out(part(pin, PAGE, PAGE), device, b).unwrap();
+        let asked = (0..10_000).any(|_| backend.idle(b, Site::Outside).unwrap());
+        yes += u32::from(asked);
+        if !asked {
+            backend.sync().unwrap();
+        }
+        assert_eq!(pages.read(PAGE, PAGE), pattern(round, PAGE), "round {round}");
+    }
+    backend.sync().unwrap();
+    assert!(backend.idle(a, Site::Outside).unwrap() && yes > 0, "a stream made here can be told");
+    // Of a device's default stream it may be unknown: that is no error.
+    let default = backend.adopt_stream(0).unwrap();
+    backend.idle(default, Site::Outside).unwrap();
+}
+
 pub(crate) fn a_closed_event_still_orders_the_waits_enqueued(rig: &dyn Rig) {
     let backend = &mut *rig.user();
     let (pages, pin) = Pages::pinned(backend, 2 * PAGE);

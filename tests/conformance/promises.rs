@@ -25,6 +25,7 @@ macro_rules! each_promise {
             order::a_wait_keeps_the_recording_it_saw,
             order::a_later_recording_replaces_the_earlier,
             order::a_done_event_means_the_bytes_are_there,
+            order::an_idle_stream_has_left_its_bytes_there,
             order::a_closed_event_still_orders_the_waits_enqueued,
             order::a_closed_stream_finishes_its_work,
             order::two_users_share_a_stream_by_its_raw_handle,

@@ -74,6 +74,7 @@ const VERBS: &[Verb] = &[
     ("record", |b| b.cuda.record(b.event, b.lent)),
     ("wait", |b| b.cuda.wait(b.lent, b.event, Site::Outside)),
     ("query", |b| b.cuda.query(b.event, Site::Outside).map(drop)),
+    ("idle", |b| b.cuda.idle(b.lent, Site::Outside).map(drop)),
     ("fence", |b| b.cuda.fence().done(b.event).map(drop)),
     ("elapsed", |b| b.cuda.elapsed(b.timed[0], b.timed[1]).map(drop)),
     ("copy_out", |b| b.cuda.copy_out(b.pinned(), b.device(), b.lent)),
@@ -164,7 +165,7 @@ fn h55_every_code_at_every_call_of_every_verb_is_an_error_that_says_what_to_do()
                             // Trimmed, tried once more.
                             (_, "cuMemAllocFromPoolAsync" | "cuMemCreate", 2) => true,
                             ("capturing" | "close_stream", "cuStreamIsCapturing", 906) => true,
-                            ("close_stream", "cuStreamQuery", 600) => true,
+                            ("close_stream" | "idle", "cuStreamQuery", 600) => true,
                             _ => false,
                         };
                         if answers {

@@ -77,6 +77,10 @@ fn each_verb_of_order_makes_its_calls_and_no_others() {
         check(c, "wait", &mut wait, &["cuStreamWaitEvent"]);
         let mut query = |c: &mut Cuda| assert!(c.query(event, Site::Outside).unwrap());
         check(c, "query", &mut query, &["relaxed", "cuEventQuery"]);
+        let mut idle = |c: &mut Cuda| assert!(c.idle(own, Site::Outside).unwrap());
+        check(c, "idle", &mut idle, &["relaxed", "cuStreamQuery"]);
+        let mut idle = |c: &mut Cuda| assert!(c.idle(lent, Site::Outside).unwrap());
+        check(c, "idle of a lent stream", &mut idle, &["relaxed", asks, "cuStreamQuery"]);
         let mut fence = |c: &mut Cuda| assert!(c.fence().done(event).unwrap());
         check(c, "fence", &mut fence, &["relaxed", "cuEventQuery"]);
         let mut elapsed = |c: &mut Cuda| assert!(c.elapsed(from, to).is_ok());

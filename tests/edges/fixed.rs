@@ -6,7 +6,8 @@
 //! Invariant: as for the other stories: nothing but the site keeps the order.
 //!
 //! ```text
-//!   evict -> [UnmapQuery: copies done?] -> [UnmapFence: every stream past it?] -> unmapped
+//!   evict -> [UnmapQuery: copies done?] -> [UnmapIdle: nothing left to do?] ------> unmapped
+//!                                          `-> [UnmapFence: every stream past it?] --^
 //! ```
 
 use crate::stories::{LEN, Story, bounds};
@@ -33,6 +34,15 @@ pub(crate) const STORIES: &[Story] = &[
     Story::new(Site::UnmapFence, "bytes are unmapped under another stream's kernel", other_reader)
         .two_streams()
         .with(pooled),
+    Story::new(Site::UnmapIdle, "bytes are unmapped under a kernel that still runs", behind)
+        .with(pooled),
+    Story::new(
+        Site::UnmapIdle,
+        "bytes are unmapped under a kernel of another stream",
+        other_reader,
+    )
+    .two_streams()
+    .with(pooled),
     Story::new(Site::UnmapFence, "an ended storage's bytes are unmapped under a kernel", read_last)
         .with(pooled),
 ];

@@ -50,7 +50,7 @@ fn check(records: &[Record], counters: Counters) {
         bytes_in: worked.iter().map(back).sum(),
         records: count(|op| matches!(op, Op::Record { .. })),
         waits: count(|op| matches!(op, Op::Wait { .. })),
-        queries: count(|op| matches!(op, Op::Query { .. })),
+        queries: count(|op| matches!(op, Op::Query { .. } | Op::Idle { .. })),
         launches: count(|op| matches!(op, Op::Launch { .. })),
         allocs: count(|op| matches!(op, Op::Alloc { .. })),
         frees: count(|op| matches!(op, Op::Free { .. })),
@@ -75,7 +75,7 @@ fn records(data: &[u8], owner: u32) -> Vec<Record> {
 }
 
 fn op(input: &mut Input<'_>, owner: u32) -> Op {
-    let kind = input.below(16);
+    let kind = input.below(17);
     let key = Key { owner, index: u32::from(input.byte()), generation: 0 };
     let (stream, event) = (StreamId(key), EventId(key));
     // Shifted, so that no sum of lengths leaves 64 bits.
@@ -102,6 +102,7 @@ fn op(input: &mut Input<'_>, owner: u32) -> Op {
         }
         13 => Op::Map { range: device },
         14 => Op::Unmap { range: device },
+        15 => Op::Idle { stream, site, done: at % 2 == 0 },
         _ => Op::Sync,
     }
 }

@@ -166,6 +166,11 @@ impl Oracle {
                     self.nodes[node].before |= self.nodes[other].before;
                 }
             }
+            Op::Idle { done: false, .. } => {}
+            Op::Idle { stream, .. } => {
+                let node = self.node(Who::Host);
+                self.nodes[node].before |= self.last(Who::Stream(stream));
+            }
             Op::Sync => {
                 let node = self.node(Who::Host);
                 for (stream, device) in &self.streams {

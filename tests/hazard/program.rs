@@ -229,8 +229,11 @@ impl Maker {
             0..=2 => self.add(device, Op::Record { event, stream }),
             3..=5 => self.add(device, Op::Wait { stream, event, site: Site::Outside }),
             6 => {
-                let done = self.rng.one_in(2);
-                self.add(home, Op::Query { event, site: Site::Outside, done });
+                let (done, site) = (self.rng.one_in(2), Site::Outside);
+                match self.rng.one_in(3) {
+                    true => self.add(device, Op::Idle { stream, site, done }),
+                    false => self.add(home, Op::Query { event, site, done }),
+                }
             }
             7 => self.add(device, Op::Sync),
             8 => {

@@ -117,6 +117,10 @@ impl Backend for Faulty {
         self.strike("query")?;
         self.inner.query(event, site)
     }
+    fn idle(&mut self, stream: StreamId, site: Site) -> Result<bool> {
+        self.strike("idle")?;
+        self.inner.idle(stream, site)
+    }
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration> {
         self.inner.elapsed(from, to)
     }

@@ -54,11 +54,22 @@ pub fn is_query(site: Site) -> bool {
         Site::ReleaseFence,
         Site::UnmapQuery,
         Site::UnmapFence,
+        Site::UnmapIdle,
         Site::HostReadQuery,
         Site::BlockIdleQuery,
         Site::TransferQuery,
     ];
     queries.contains(&site)
+}
+
+/// What can be wrong at this site.
+pub fn faults_of(site: Site) -> &'static [Fault] {
+    match site {
+        // No event is asked about.
+        Site::UnmapIdle => &[Fault::EarlyTrue],
+        _ if is_query(site) => &Fault::OF_QUERIES,
+        _ => &Fault::OF_WAITS,
+    }
 }
 
 /// Which place is broken, and how.
@@ -171,6 +182,17 @@ impl<B: Backend> Backend for Broken<B> {
                 let event = self.swap(event, fault)?;
                 as_driver(self.inner.query(event, site), true)
             }
+        }
+    }
+
+    fn idle(&mut self, stream: StreamId, site: Site) -> Result<bool> {
+        // It may always say no; the place behind it would be reached too seldom else.
+        if self.plan.is_some_and(|plan| plan.site == Site::UnmapFence) {
+            return Ok(false);
+        }
+        match self.fault(site, &[Fault::EarlyTrue]) {
+            None => self.inner.idle(stream, site),
+            Some(_) => Ok(true),
         }
     }
 

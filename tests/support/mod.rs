@@ -56,6 +56,7 @@ impl Trace {
         match op {
             Op::Record { event, stream } => Op::Record { event, stream: name(stream) },
             Op::Wait { stream, event, site } => Op::Wait { stream: name(stream), event, site },
+            Op::Idle { stream, site, done } => Op::Idle { stream: name(stream), site, done },
             Op::Alloc { range, stream } => Op::Alloc { range, stream: name(stream) },
             Op::Free { range, stream } => Op::Free { range, stream: name(stream) },
             Op::Use { by: Actor::Stream(stream), uses } => {

@@ -137,6 +137,9 @@ impl Backend for Crooked {
     fn query(&mut self, event: EventId, site: Site) -> Result<bool> {
         self.sim.query(event, site)
     }
+    fn idle(&mut self, stream: StreamId, site: Site) -> Result<bool> {
+        self.sim.idle(stream, site)
+    }
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration> {
         self.sim.elapsed(from, to)
     }

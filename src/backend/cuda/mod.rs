@@ -191,6 +191,10 @@ impl Backend for Cuda {
         self.events.query(event, "query")
     }
 
+    fn idle(&mut self, stream: StreamId, _: Site) -> Result<bool> {
+        self.is_idle(stream)
+    }
+
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration> {
         self.events.elapsed(from, to)
     }

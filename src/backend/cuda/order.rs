@@ -30,7 +30,7 @@
 use super::Cuda;
 use super::code::{CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
 use super::context::{Context, Entered, lock};
-use super::sync::{Known, is_running};
+use super::sync::{Known, has_work, is_running};
 use crate::backend::{Fence, Timing};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::unit::{EventId, StreamId, Table};
@@ -370,6 +370,18 @@ impl Cuda {
         let event = table.get(event.0, OP)?.recorded(OP)?;
         // SAFETY: both alive; flags must be 0.
         entered.check(unsafe { entered.driver().cuStreamWaitEvent(stream, event, 0) })
+    }
+
+    /// The default streams are not asked: what stands before a moment on the legacy one is also
+    /// work of other streams, and the driver does not say whether it answers for that.
+    pub(super) fn is_idle(&self, on: StreamId) -> Result<bool> {
+        const OP: &str = "idle";
+        let entered = self.context.enter_relaxed(OP)?;
+        let stream = self.streams.ready(on, &entered, OP)?;
+        if stream as usize <= PER_THREAD {
+            return Ok(false);
+        }
+        has_work(stream, &entered).map(|has| !has)
     }
 
     pub(super) fn ask_capturing(&self, id: StreamId) -> Result<bool> {

@@ -73,6 +73,11 @@ pub(super) fn is_running(stream: CUstream, entered: &Entered<'_>) -> Result<bool
     if is_capturing(stream, entered)? {
         return Ok(false);
     }
+    has_work(stream, entered)
+}
+
+/// Is there work on a stream that nobody captures?
+pub(super) fn has_work(stream: CUstream, entered: &Entered<'_>) -> Result<bool> {
     // SAFETY: the caller's stream, alive.
     let answer = unsafe { entered.driver().cuStreamQuery(stream) };
     if answer.code == NOT_READY {

@@ -298,6 +298,21 @@ impl Backend for Sim {
         self.seat.query(event)
     }
 
+    fn idle(&mut self, stream: StreamId, _: Site) -> Result<bool> {
+        const OP: &str = "idle";
+        let mut state = self.seat.lock();
+        state.enter(self.seat.device, OP)?;
+        let slot = state.open_lane(self.seat.user, stream, OP)?;
+        state.strike(self.seat.device, Spot::Query, Some(slot), OP)?;
+        state.charge(|model| model.query_call_ns);
+        state.drift(Call::Query);
+        state.report(self.seat.device, OP)?;
+        let held_back = state.faults.held_back();
+        let queue = &state.machine.queues[slot as usize];
+        let all = Mark { slot, uid: queue.uid, seq: queue.enqueued() };
+        Ok(!held_back && state.machine.is_done(all))
+    }
+
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration> {
         const OP: &str = "elapsed";
         let mut state = self.seat.lock();
