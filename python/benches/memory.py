@@ -85,7 +85,8 @@ def pack_pairs(options: argparse.Namespace, output: Output) -> None:
         output.say(f"host {name}: pack {pack:.1f} us, unpack {unpack:.1f} us, "
                    f"pair {pack + unpack:.1f} us")
         output.record("host", name, {"pack_microseconds": pack, "unpack_microseconds": unpack,
-                                     "pair_microseconds": pack + unpack, **way.says()})
+                                     "pair_microseconds": pack + unpack,
+                                     "out_bytes": way.moved()[0], **way.says()})
         way.detach(built)
         clean(built, device)
 
@@ -163,4 +164,5 @@ def _lengths_of(
     }
     return {"mixed_seconds": sum(seconds[after]), "fixed_seconds": wanted,
             "over_fixed": sum(seconds[after]) / wanted, "all_seconds": seconds,
-            "held_tenth": held[LENGTHS - 1], "held_last": held[-1], **growth}
+            "held_tenth": held[LENGTHS - 1], "held_last": held[-1], "out_bytes": way.moved()[0],
+            **growth}
