@@ -107,6 +107,9 @@ def test_a_run_of_every_way_leaves_lines_and_figures(tmp_path):
     figures = {line["said"]["figure"] for line in lines if "figure" in line["said"]}
     assert {"torch.inputs-1.7b.over_control", "torch.host.pair", "torch.saved-0.6b.link",
             "torch.saved-0.6b.first"} <= figures
+    host = next(line["said"] for line in lines
+                if line["kind"] == "host" and line["said"]["mode"] == "ours-all")
+    assert host["out_bytes"] > 0 and host["leave_microseconds"] > 0
     warm = next(line["said"] for line in lines if line["said"].get("first")
                 and line["said"]["mode"] == "ours-all")
     assert warm["engine_seconds"] > 0, "making the engine is in no first step, and was not told"
