@@ -55,7 +55,8 @@ def pack_pairs(options: argparse.Namespace, output: Output) -> None:
     output.say("== host: microseconds of the host for one pack and one unpack, tensors of 1 MiB")
     built = _graph(device)
 
-    def halves(way: Way) -> tuple[float, float]:
+    def parts(way: Way) -> tuple[float, ...]:
+        """Seconds of a forward, its backward, and of leaving the context."""
         found = []
         for _ in range(REPEATS):
             built.model.zero_grad(set_to_none=True)
@@ -65,12 +66,13 @@ def pack_pairs(options: argparse.Namespace, output: Output) -> None:
                 loss = built.forward()
                 between = time.perf_counter()
                 loss.backward()
-                found.append((between - began, time.perf_counter() - between))
+                ended = time.perf_counter()
+            found.append((between - began, ended - between, time.perf_counter() - ended))
             way.step_done()
         # The fastest: the host's own time, without what else the machine did.
-        return min(one for one, _ in found[2:]), min(two for _, two in found[2:])
+        return tuple(min(each) for each in zip(*found[2:], strict=True))
 
-    plain = halves(Way(device))
+    plain = parts(Way(device))
     for name in ("torch-all", "trl-all", "ours-all"):
         if name not in options.ways:
             continue
@@ -80,12 +82,15 @@ def pack_pairs(options: argparse.Namespace, output: Output) -> None:
         except Missing as missing:
             output.say(f"host {name}: skipped: {missing}")
             continue
-        pack, unpack = ((ours - theirs) / PAIRS * 1e6
-                        for ours, theirs in zip(halves(way), plain, strict=True))
+        pack, unpack, leave = ((ours - theirs) / PAIRS * 1e6
+                               for ours, theirs in zip(parts(way), plain, strict=True))
+        # Once a context, and over the simulated device the copies themselves: no part of a pair.
         output.say(f"host {name}: pack {pack:.1f} us, unpack {unpack:.1f} us, "
-                   f"pair {pack + unpack:.1f} us")
+                   f"pair {pack + unpack:.1f} us; leaving the context {leave:.1f} us of each")
         output.record("host", name, {"pack_microseconds": pack, "unpack_microseconds": unpack,
-                                     "pair_microseconds": pack + unpack, **way.says()})
+                                     "pair_microseconds": pack + unpack,
+                                     "leave_microseconds": leave,
+                                     "out_bytes": way.moved()[0], **way.says()})
         way.detach(built)
         clean(built, device)
 
@@ -163,4 +168,5 @@ def _lengths_of(
     }
     return {"mixed_seconds": sum(seconds[after]), "fixed_seconds": wanted,
             "over_fixed": sum(seconds[after]) / wanted, "all_seconds": seconds,
-            "held_tenth": held[LENGTHS - 1], "held_last": held[-1], **growth}
+            "held_tenth": held[LENGTHS - 1], "held_last": held[-1], "out_bytes": way.moved()[0],
+            **growth}

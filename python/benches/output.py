@@ -2,17 +2,19 @@
 
 What it is: OUT/machine.txt, OUT/runs.jsonl, OUT/all.log, in the form that tools/measure.sh leaves.
 What it is not: a judgement; benches/results/required.json says what is asked.
-Invariant: each line is written when it was measured, so that a run that is cut short loses nothing;
-times of a CPU are marked as simulated, and no tool takes them for figures.
+Invariant: each line is written when it is known, so that a run that is cut short keeps it; a folder
+is of one commit, and one run at a time writes into it; times of a CPU are marked as simulated, and
+no tool takes them for figures.
 
     record(workload, way, figures) --> runs.jsonl          say(text) --> screen, all.log
 
-Who may call it: steps.py.
+Who may call it: steps.py and sharded_steps.py.
 """
 
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import os
 import platform
@@ -23,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from judge import judge, left_out, rows
+from lines import Wrong, read
 
 PART = "torch"
 
@@ -48,22 +52,43 @@ def commit() -> str:
 
 
 class Output:
-    """A folder that figures are added to."""
+    """A folder that figures are added to. Raises Wrong where that cannot be."""
 
     def __init__(self, folder: Path, device: torch.device, command: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.device = folder, device
         # Where the lines go is no part of what to run to measure it again.
-        self.command = re.sub(r" --out[= ]\S+", "", command)
+        self.command = re.sub(r" --out[= ]('[^']*'|\S+)", "", command)
         self._runs, self._log = folder / "runs.jsonl", folder / "all.log"
         self._commit = commit()
-        self.run = self._last_run() + 1
-        (folder / "machine.txt").write_text(self._machine())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._held = self._log.open("a")
+            self._hold()
+            self.run = self._last_run() + 1
+            (folder / "machine.txt").write_text(self._machine())
+        except OSError as error:
+            raise Wrong(f"{folder}: {error.strerror}") from error
+
+    def _hold(self) -> None:
+        """Until closed no other run writes here: its lines would count as this one's."""
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Wrong(f"{self.folder}: another run writes there: take another folder") from error
+        except OSError:
+            # A file system without locks.
+            return
+
+    def close(self) -> None:
+        """Lets others write into the folder."""
+        self._held.close()
 
     def _last_run(self) -> int:
-        if not self._runs.exists():
-            return 0
-        lines = (json.loads(line) for line in self._runs.read_text().splitlines())
+        lines = read(self._runs)
+        for line in lines:
+            # All figures of a folder are said to be of the commit that machine.txt names.
+            if (of := line.get("commit", self._commit)) != self._commit:
+                raise Wrong(f"{self._runs} is of another commit, {of[:12]}: take another folder")
         return max((line["run"] for line in lines), default=0)
 
     def _machine(self) -> str:
@@ -101,10 +126,21 @@ class Output:
         with self._runs.open("a") as runs:
             runs.write(json.dumps(line) + "\n")
 
-    def table(self, rows: Sequence[Sequence[str]]) -> None:
+    def judged(self) -> None:
+        """Makes the figures of all lines in the folder, and shows them beside what is asked."""
+        table = rows(judge(self.folder))
+        for text in left_out(read(self._runs)):
+            self.say(text)
+        if len(table) > 1:
+            self.say()
+            if self.device.type != "cuda":
+                self.say("of simulated times, which are no figures:")
+            self.table(table)
+
+    def table(self, table: Sequence[Sequence[str]]) -> None:
         """Prints rows whose first one is the head."""
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for row in rows:
+        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+        for row in table:
             self.say("  ".join(cell.ljust(width)
                                for cell, width in zip(row, widths, strict=True)).rstrip())
 

@@ -30,6 +30,7 @@ import torch
 from lightering import _arguments, _native
 from lightering.torch import SavedTensors
 from lightering.torch._stash import Desk
+from lines import program
 
 # Verbs of a pair: pack; unpack, refill or prefetch, sweep.
 CALLS = 4
@@ -147,22 +148,26 @@ def measure(device: str, nbytes: int, pairs: int, repeats: int) -> dict[str, Any
             **{key: round(value, 2) for key, value in figures.items()}}
 
 
-def main() -> None:
+def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--bytes", default=None, help="of each tensor; 1MiB, simulated 16KiB")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=300)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.pairs < 1 or options.repeats < 4:
         parser.error("--pairs is at least 1, --repeats at least 4")
     torch.set_num_threads(1)
-    is_simulated = lightering.Engine(options.device).is_simulated
-    size = options.bytes or ("16KiB" if is_simulated else "1MiB")
-    nbytes = _arguments.size(size, "--bytes", least=16)
-    print(json.dumps(measure(options.device, nbytes, options.pairs, options.repeats)))
+    try:
+        is_simulated = lightering.Engine(options.device).is_simulated
+        size = options.bytes or ("16KiB" if is_simulated else "1MiB")
+        nbytes = _arguments.size(size, "--bytes", least=16)
+        figures = measure(options.device, nbytes, options.pairs, options.repeats)
+    except (ValueError, lightering.Error) as error:
+        parser.error(str(error))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    main()
+    program(main, "pair.py")

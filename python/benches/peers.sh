@@ -7,7 +7,7 @@
 # Needs pip and a python3 with torch, which DeepSpeed's source asks for. About 9 MiB packed.
 set -euo pipefail
 
-folder=$1
+folder=${1:?a folder to fetch the peers into}
 version=${2:-3.12}
 trl=1.16.0
 deepspeed=0.19.8

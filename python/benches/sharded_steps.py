@@ -30,11 +30,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from clock import clean, interval, ratio, visit, wait
-from judge import judge
+from lines import program
 from output import Output, gigabytes, percent
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from ways import WAYS, Missing, load, versions
+from ways import WAYS, Missing, versions
 from workloads import WORKLOADS, Built, Workload, build
 
 NAME = "sharded-1.7b"
@@ -119,12 +119,12 @@ def steps(
             found.setdefault(name, []).append(seconds)
             if output:
                 median = statistics.median(seconds)
-                output.say(f"{NAME} {name}: {median:.4f} s, peak {gigabytes(peak)} GB, "
-                           f"after forward {gigabytes(after)} GB")
                 output.record(NAME, name, {
                     "step_seconds": median, "all_seconds": seconds, "peak_bytes": peak,
                     "after_forward_bytes": after, "out_bytes": one.out_bytes, "round": turn,
                     "in_bytes": one.in_bytes, "versions": versions(), **says})
+                output.say(f"{NAME} {name}: {median:.4f} s, peak {gigabytes(peak)} GB, "
+                           f"after forward {gigabytes(after)} GB")
     if output:
         report(found, output)
 
@@ -171,7 +171,12 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
             with torch.cuda.stream(aside):
                 host.copy_(piece, non_blocking=True)
 
+    ours = WAYS["ours-all"](device)
+    # Of each pass: what left for ours, and what of it was under way when the gathers began.
+    left: list[dict[str, int]] = []
+
     def timed(context: Any, beside: Any) -> float:
+        before = ours.moved()[0] if context is not plain else 0
         dist.barrier()
         wait(device)
         with context:
@@ -181,6 +186,9 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         # The chain is over; what is left to run beside the gathers is copies, in every way.
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
+        if context is not plain:
+            left.append({"out_bytes": ours.moved()[0] - before,
+                         "under_way_bytes": ours.engine().stats()["out_in_flight_bytes"]})
         began = time.perf_counter()
         with torch.cuda.stream(collective) if on_gpu else nullcontext():
             for _ in range(GATHERS):
@@ -192,18 +200,16 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         del value
         return seconds
 
-    saved = None
+    found: dict[str, list[float]] = {}
+    plain = nullcontext()
+    ways: dict[str, tuple[Any, Any]] = {"alone": (plain, None), "raw": (plain, raw)}
     try:
-        modes = load("lightering.torch")
-        engine = None if on_gpu else load("lightering").Engine(device="sim")
-        saved = modes.SavedTensors(engine=engine, min_bytes=1024)
+        # It needs nothing of a model.
+        ours.attach(Built(torch.nn.Module(), chain, [], links, 0, lambda tokens: None))
+        ways["ours"] = (ours.context(), None)
     except Missing as missing:
         if output:
             output.say(f"gathers ours: skipped: {missing}")
-    found: dict[str, list[float]] = {}
-    ways = {"alone": (nullcontext(), None), "raw": (nullcontext(), raw)}
-    if saved is not None:
-        ways["ours"] = (saved, None)
     for turn in range(2 + (4 if options.small else PASSES)):
         for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
             found.setdefault(name, []).append(timed(*ways[name]))
@@ -212,8 +218,9 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         passes = slowest(values[2:], device)
         if output:
             output.say(f"gathers {name}: {statistics.median(passes) * 1e3:.2f} ms")
-            for nth, seconds in enumerate(passes):
-                output.record("gathers", name, {"gather_seconds": seconds, "round": nth})
+            moved = left[2:] if name == "ours" else [{}] * len(passes)
+            for nth, (seconds, out) in enumerate(zip(passes, moved, strict=True)):
+                output.record("gathers", name, {"gather_seconds": seconds, "round": nth, **out})
 
 
 def main(words: list[str]) -> None:
@@ -228,6 +235,8 @@ def main(words: list[str]) -> None:
     parser.add_argument("--out", type=Path,
                         default=Path(os.environ.get("LIGHTERING_RESULTS", "results")))
     options = parser.parse_args(words)
+    if min(options.steps, options.rounds, options.ranks) < 1 or options.warm < 0:
+        parser.error("--steps, --rounds and --ranks are at least 1, --warm at least 0")
     options.small = options.scale == "small"
     there = torch.cuda.device_count()
     options.kind = options.device
@@ -238,10 +247,13 @@ def main(words: list[str]) -> None:
     if options.kind == "cpu" and not options.small:
         parser.error("no GPU here: CPUs run --scale small only")
     options.command = shlex.join(["sharded_steps.py", *words])
+    # Whether anything can be kept there is known before the ranks begin; rank 0 writes.
+    output = Output(options.out, torch.device(options.kind), options.command)
+    output.close()
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(rank_main, (options, folder), nprocs=options.ranks)
-    judge(options.out)
+    output.judged()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    program(main, "sharded_steps.py")

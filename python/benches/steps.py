@@ -11,9 +11,9 @@
     host     host time of one pack + unpack pair
     lengths  100 steps of ten sequence lengths: does memory stay flat, does it cost time
 
-Prints what it has as it goes, at last one table; adds lines to FOLDER/runs.jsonl, which
-tools/figures.py makes figures of. TRL and DeepSpeed are skipped aloud where they are not
-installed; peers.sh fetches them for a machine without a network.
+Prints what it has as it goes, at last three tables: first steps, steps, and the figures beside what
+is asked of them. Adds lines to FOLDER/runs.jsonl, which tools/figures.py takes. TRL and DeepSpeed
+are skipped aloud where they are not installed; peers.sh fetches them where there is no network.
 ``--scale small`` on a CPU tries the script itself; such times are marked, and are no figures.
 Two GPUs: sharded_steps.py. judge.py makes the figures that are asked for, of all lines in a folder.
 """
@@ -28,12 +28,13 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from clock import Visit, clean, clean_host, interval, ratio, visit
-from judge import judge
+from lines import program
 from memory import pack_pairs, ten_lengths
 from output import Output, gigabytes, percent
 from raw import link_bytes_per_second
@@ -45,7 +46,8 @@ PARTS = ("first", "steps", "host", "lengths")
 MORE_PARTS = ("turns",)
 HEAD = ("workload", "way", "step s", "95 %", "over control", "95 %", "peak GB", "after fwd GB",
         "out GB", "in GB", "pinned GB", "host s", "link share")
-FIRST_HEAD = ("workload", "way", "first step s", "second s", "out GB", "pinned GB", "reserve s")
+FIRST_HEAD = ("workload", "way", "first step s", "second s", "out GB", "pinned GB", "reserve s",
+              "engine s")
 
 
 class Table:
@@ -99,8 +101,6 @@ def steps_of(workload: Workload, options: argparse.Namespace, output: Output, ta
                 clean(built, device)
             found.setdefault(name, []).append(one)
             median = statistics.median(one.seconds)
-            output.say(f"{workload.name} {name}: {median:.4f} s, peak {gigabytes(one.peak_bytes)}"
-                       f" GB, after forward {gigabytes(one.after_forward_bytes)} GB")
             output.record(workload.name, name, {
                 "step_seconds": median, "all_seconds": one.seconds, "host_seconds": min(
                     one.host_seconds), "peak_bytes": one.peak_bytes, "round": turn,
@@ -109,6 +109,8 @@ def steps_of(workload: Workload, options: argparse.Namespace, output: Output, ta
                 "in_bytes": one.in_bytes, "link_out_bytes_per_second": out_rate,
                 "link_in_bytes_per_second": in_rate, "input_bytes": built.input_bytes,
                 "applications": built.applications, "versions": versions(), **says[name]})
+            output.say(f"{workload.name} {name}: {median:.4f} s, peak {gigabytes(one.peak_bytes)}"
+                       f" GB, after forward {gigabytes(one.after_forward_bytes)} GB")
     for name, visits in found.items():
         add_row(table, workload, name, visits, found, says[name], (out_rate, in_rate))
     built.model.to("meta")
@@ -167,7 +169,8 @@ def first_of(workload: Workload, options: argparse.Namespace, output: Output, ta
         reserve = said["reserve_seconds"]
         table.add(workload.name, name, f"{said['first_step_seconds']:.3f}",
                   f"{said['second_step_seconds']:.3f}", gigabytes(said["out_bytes"]),
-                  gigabytes(said["pinned_bytes"]), f"{reserve:.3f}" if reserve else "-")
+                  gigabytes(said["pinned_bytes"]), f"{reserve:.3f}" if reserve else "-",
+                  f"{said['engine_seconds']:.3f}" if said["engine_seconds"] else "-")
 
 
 def options_of(words: list[str]) -> argparse.Namespace:
@@ -177,7 +180,7 @@ def options_of(words: list[str]) -> argparse.Namespace:
     def names(of: Any) -> Any:
         def parse(text: str) -> list[str]:
             found = [name for name in text.split(",") if name]
-            unknown = [name for name in found if name not in of]
+            unknown = [name for name in found or [text] if name not in of]
             if unknown:
                 raise argparse.ArgumentTypeError(f"{unknown[0]}: one of {', '.join(of)}")
             return found
@@ -200,13 +203,38 @@ def options_of(words: list[str]) -> argparse.Namespace:
     options.small = options.scale == "small"
     if options.steps < 1 or options.rounds < 1 or options.warm < 0:
         parser.error("--steps and --rounds are at least 1, --warm at least 0")
-    name = options.device
-    if name == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    options.device = torch.device(name)
+    options.device = device_of(options.device, parser)
     if options.device.type == "cpu" and not options.small:
         parser.error("no GPU here: a CPU runs --scale small only")
     return options
+
+
+def device_of(name: str, parser: argparse.ArgumentParser) -> torch.device:
+    there = torch.cuda.device_count()
+    if name == "auto":
+        name = "cuda:0" if there else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        parser.error(f"--device {name}: one of auto, cpu, cuda:0 and so on")
+    if device.type == "cuda" and (device.index or 0) >= there:
+        parser.error(f"--device {name}: here are {there} GPUs")
+    return device
+
+
+def fitting(name: str, output: Output, part: Callable[..., None], *arguments: Any) -> None:
+    """Runs a part; where the GPU has no room for its model, says so, and others go on."""
+    try:
+        part(*arguments)
+    except torch.OutOfMemoryError as error:
+        output.say(f"{name}: skipped: {str(error).splitlines()[0]}")
+    else:
+        return
+    # Only now nothing holds the frames that hold the model.
+    clean_host()
+    torch.cuda.empty_cache()
 
 
 def main(words: list[str]) -> None:
@@ -223,20 +251,21 @@ def main(words: list[str]) -> None:
             if "first" in options.parts:
                 first_of(workload, options, output, tables[0])
             if "steps" in options.parts:
-                steps_of(workload, options, output, tables[1])
+                fitting(workload.name, output, steps_of, workload, options, output, tables[1])
             if "turns" in options.parts:
-                turns_of(workload, options, output)
+                fitting(workload.name, output, turns_of, workload, options, output)
             output.say(f"-- {time.perf_counter() - began:.0f} s since the start")
         if "host" in options.parts:
-            pack_pairs(options, output)
+            fitting("host", output, pack_pairs, options, output)
         if "lengths" in options.parts:
-            ten_lengths(options, output)
+            fitting("lengths", output, ten_lengths, options, output)
     finally:
         for table in tables:
             table.end()
+        output.judged()
         output.say(f"-- {time.perf_counter() - began:.0f} s in all; lines in {output.folder}")
-        judge(output.folder)
+        output.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    program(main, "steps.py")

@@ -3,8 +3,9 @@
 What it is: ``A B C C B A`` of single steps, in which a machine that speeds up or slows down is the
 same to all; a figure is the mean of a way's two steps in one round.
 What it is not: a measure of memory; ways that change the model cannot take turns at it.
-Invariant: nothing is waited for between two steps, as in clock.py; what a way leaves under way at
-its step's end is little: no way copies anything after its last layer.
+Invariant: nothing is waited for between two steps, as in clock.py, and so no time is known before
+the last of them; what a way leaves under way at its step's end is little: no way copies anything
+after its last layer.
 
     round: event, A, event, B, event, C, event, C, event, B, event, A, event
 
@@ -33,7 +34,10 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
     built = build(workload, device, options.small)
     ways: dict[str, Any] = {}
     for name in workload.ways:
-        if name not in options.ways or name not in WAYS_IN_TURN:
+        if name not in options.ways:
+            continue
+        if name not in WAYS_IN_TURN:
+            output.say(f"{workload.name} {name}: skipped: takes no turns, --parts steps has it")
             continue
         way = WAYS[name](device)
         try:
@@ -46,7 +50,11 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
         for _ in range(max(options.warm, 1)):
             step(built, way)
     order = [*ways, *reversed(ways)]
+    before = {name: way.moved() for name, way in ways.items()}
     seconds = _timed(built, [ways[name] for name in order] * options.rounds, device)
+    moved = {name: [(now - then) / (2 * options.rounds)
+                    for now, then in zip(way.moved(), before[name], strict=True)]
+             for name, way in ways.items()}
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(options.rounds):
         of_round = seconds[turn * len(order):][:len(order)]
@@ -56,6 +64,7 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
             found[name].append(statistics.mean(there_and_back))
             output.record(workload.name, name, {
                 "step_seconds": found[name][-1], "round": turn, "turns": True,
+                "out_bytes": moved[name][0], "in_bytes": moved[name][1],
                 "versions": versions(), **ways[name].says()})
     _say(workload, found, output)
     for way in ways.values():

@@ -127,11 +127,10 @@ class Trl(Way):
     """TRL's OffloadActivations, as its trainer makes it."""
 
     def attach(self, built: Built) -> None:
-        offloading = load("trl.models.activation_offloading")
+        manager = load("trl.models.activation_offloading", "get_act_offloading_ctx_manager")
         if self.device.type != "cuda":
             raise Missing("TRL's OffloadActivations takes a GPU")
-        self._context = offloading.get_act_offloading_ctx_manager(
-            built.model, warn_if_no_head=False)
+        self._context = manager(built.model, warn_if_no_head=False)
 
     def context(self) -> AbstractContextManager[Any]:
         return self._context
@@ -144,7 +143,7 @@ class DeepSpeed(Way):
         if self.device.type != "cuda":
             raise Missing("DeepSpeed's engine takes a GPU")
         name = "deepspeed.runtime.activation_checkpointing.offload_activations"
-        self._context = load(name).CheckpointHiddenStatesOffload()
+        self._context = load(name, "CheckpointHiddenStatesOffload")()
 
     def context(self) -> AbstractContextManager[Any]:
         return self._context
@@ -184,9 +183,10 @@ class Ours(Way):
 
     def moved(self) -> tuple[int, int]:
         stats = self.engine().stats()
-        names = ("evicted_bytes", "refilled_bytes")
-        out, back = (int(stats[name] - self._before[name]) for name in names)
-        return out, back
+        # What left without a copy, as its host copy was good, is no byte of the link's.
+        names = ("evicted_bytes", "clean_bytes", "refilled_bytes")
+        begun, clean, back = (int(stats[name] - self._before[name]) for name in names)
+        return begun - clean, back
 
     def pinned_bytes(self) -> int:
         return int(self.engine().stats()["pinned_bytes"])
@@ -234,13 +234,16 @@ WAYS: dict[str, type[Way]] = {
 }
 
 
-def load(name: str) -> Any:
-    """Imports a module, or says why it cannot be."""
+def load(name: str, member: str = "") -> Any:
+    """Imports a module, or what it has of that name, or says why it cannot be."""
+    package = name.partition(".")[0]
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except Exception as error:  # Whatever a foreign package does at import.
-        package = name.partition(".")[0]
         raise Missing(f"{package} cannot be imported: {error!r}") from error
+    if member and not hasattr(module, member):
+        raise Missing(f"this {package} has no {name}.{member}")
+    return getattr(module, member) if member else module
 
 
 def versions() -> dict[str, str]:

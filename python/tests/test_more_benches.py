@@ -7,6 +7,7 @@ they leave is what tools/figures.py takes. The judgement is tried on lines that 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,11 @@ sys.path.insert(0, str(BENCHES))
 
 import clock  # noqa: E402
 import judge  # noqa: E402
+import lines as lines_of_runs  # noqa: E402
+import output  # noqa: E402
+import pair  # noqa: E402
 import raw  # noqa: E402
+import sharded_steps  # noqa: E402
 import steps  # noqa: E402
 import torch  # noqa: E402
 import ways  # noqa: E402
@@ -44,11 +49,19 @@ def test_single_steps_in_turn_leave_a_pair_for_each_round_and_no_figure_of_memor
     said = run("steps.py", "--workloads", "inputs-1.7b", "--parts", "turns", "--rounds", "3",
                "--warm", "1", "--out", str(tmp_path))
     assert "ours over control" in said and "ours over checkpoint" in said
+    assert "inputs-1.7b torch: skipped: takes no turns" in said, "left out in silence"
     lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
     found = {line["said"]["figure"]: line["said"]["pairs"] for line in lines
              if "figure" in line["said"]}
     assert set(found) == {"torch.inputs-1.7b.over_control", "torch.inputs-1.7b.over_checkpoint"}
     assert all(len(pairs) == 3 for pairs in found.values())
+    moved = {(line["said"]["mode"], line["said"]["out_bytes"]) for line in lines
+             if "step_seconds" in line["said"]}
+    assert {way for way, _ in moved} == {"checkpoint", "control", "ours"} and len(moved) == 3
+    out = dict(moved)
+    assert out["control"] == out["ours"] > 0 == out["checkpoint"]
+    # What is asked stands beside it.
+    assert "<= 1.002" in said and "of simulated times, which are no figures" in said
 
 
 def test_a_control_at_rest_copies_nothing_in_the_steps_of_others(small):
@@ -94,6 +107,12 @@ def test_a_run_of_every_way_leaves_lines_and_figures(tmp_path):
     figures = {line["said"]["figure"] for line in lines if "figure" in line["said"]}
     assert {"torch.inputs-1.7b.over_control", "torch.host.pair", "torch.saved-0.6b.link",
             "torch.saved-0.6b.first"} <= figures
+    host = next(line["said"] for line in lines
+                if line["kind"] == "host" and line["said"]["mode"] == "ours-all")
+    assert host["out_bytes"] > 0 and host["leave_microseconds"] > 0
+    warm = next(line["said"] for line in lines if line["said"].get("first")
+                and line["said"]["mode"] == "ours-all")
+    assert warm["engine_seconds"] > 0, "making the engine is in no first step, and was not told"
     assert "skipped: trl" in said or "skipped: TRL" in said, "a peer was skipped in silence"
     tmp_path = folders[0]
     assert (tmp_path / "machine.txt").read_text().startswith("commit ")
@@ -114,6 +133,8 @@ def test_two_ranks_under_fsdp_leave_lines(tmp_path):
     ours = [line["said"] for line in lines
             if line["kind"] == "sharded-1.7b" and line["said"].get("mode") == "ours"]
     assert len(ours) == 2 and all(said["out_bytes"] > 0 for said in ours)
+    assert all(line["said"]["out_bytes"] > 0 for line in lines
+               if line["kind"] == "gathers" and line["said"].get("mode") == "ours")
     assert {line["said"]["mode"] for line in lines if line["kind"] == "gathers"} == {
         "alone", "raw", "ours"}
 
@@ -123,12 +144,178 @@ def test_two_ranks_under_fsdp_leave_lines(tmp_path):
     (["--ways", "theirs"], "theirs: one of none"),
     (["--steps", "0"], "--steps and --rounds are at least 1"),
     (["--device", "cpu", "--scale", "full"], "a CPU runs --scale small only"),
+    (["--workloads", ""], "one of inputs-1.7b"),
+    (["--device", "gpu"], "--device gpu: one of auto, cpu, cuda:0"),
+    (["--device", "meta", "--scale", "small"], "--device meta: one of auto, cpu, cuda:0"),
+    (["--device", "cuda:99"], "--device cuda:99: here are "),
 ])
 def test_what_a_command_line_asks_for_that_is_not_there_is_refused(tmp_path, capsys, words, said):
     with pytest.raises(SystemExit) as ended:
         steps.main(["--out", str(tmp_path), *words])
     assert ended.value.code == 2 and "error: " in (told := capsys.readouterr().err)
     assert said in told and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [
+    ["--rounds", "0"], ["--steps", "0"], ["--ranks", "0"], ["--warm", "-1"]])
+def test_no_steps_on_two_devices_are_refused_before_ranks_begin(tmp_path, capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        sharded_steps.main(["--scale", "small", "--device", "cpu", "--out", str(tmp_path), *words])
+    assert ended.value.code == 2 and not list(tmp_path.iterdir())
+    assert "--steps, --rounds and --ranks are at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--device", "gpu"], "device='gpu'"),
+    (["--device", "sim", "--bytes", "much"], "--bytes='much'"),
+    (["--device", "sim", "--bytes", "4TiB"], "over the pinned-memory budget"),
+])
+def test_a_pair_that_cannot_be_measured_is_one_line(capsys, words, said):
+    with pytest.raises(SystemExit) as ended:
+        pair.main([*words, "--pairs", "1", "--repeats", "4"])
+    assert ended.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_interrupted_run_says_so_in_a_line_and_keeps_what_was_measured(tmp_path):
+    pytest.importorskip("transformers")
+    command = [sys.executable, str(BENCHES / "steps.py"), "--scale", "small", "--device", "cpu",
+               "--workloads", "inputs-1.7b", "--parts", "steps", "--ways", "checkpoint,control",
+               "--steps", "1000", "--rounds", "1000", "--warm", "0", "--out", str(tmp_path)]
+    going = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Who starts the tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    for said in going.stdout:
+        if "inputs-1.7b control: " in said:
+            break
+    going.send_signal(signal.SIGINT)
+    rest, wrong = going.communicate(timeout=120)
+    assert going.returncode == 130 and "Traceback" not in wrong
+    assert wrong.splitlines()[-1] == "steps.py: interrupted; what was measured is kept"
+    assert "lines in " in rest, "no table of what there is"
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert {"checkpoint", "control"} <= {line["said"].get("mode") for line in lines}
+
+
+def test_a_model_that_finds_no_room_is_skipped_aloud_and_others_go_on(
+        tmp_path, capsys, monkeypatch):
+    pytest.importorskip("transformers")
+    whole = steps.build
+
+    def build(workload, device, small):
+        if workload.name == "inputs-8b":
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to")
+        return whole(workload, device, small)
+
+    monkeypatch.setattr(steps, "build", build)
+    steps.main(["--scale", "small", "--device", "cpu", "--workloads", "inputs-8b,inputs-1.7b",
+                "--parts", "steps", "--ways", "checkpoint", "--steps", "1", "--rounds", "1",
+                "--warm", "0", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "inputs-8b: skipped: CUDA out of memory.\n" in said
+    assert "inputs-1.7b checkpoint: " in said
+
+
+def test_a_peer_that_lost_what_is_called_is_missing_by_name():
+    with pytest.raises(ways.Missing, match="this json has no json.get_act_offloading"):
+        ways.load("json", "get_act_offloading")
+
+
+def test_bytes_that_left_without_a_copy_are_none_of_the_link(small):
+    way = ways.Ours(torch.device("cpu"))
+    way.attach(small)
+    way._before = {"evicted_bytes": 10, "clean_bytes": 1, "refilled_bytes": 2}
+    way._engine = type("Engine", (), {"stats": lambda self: {
+        "evicted_bytes": 30, "clean_bytes": 6, "refilled_bytes": 9}})()
+    assert way.moved() == (15, 7)
+
+
+# ---- the folder ----
+
+
+def opened(folder):
+    return output.Output(folder, torch.device("cpu"), "steps.py --steps 1")
+
+
+def test_a_folder_that_nothing_can_be_written_to_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(lines_of_runs.Wrong, match="file.*: "):
+            opened(place)
+
+
+def test_a_refused_folder_is_one_line_of_the_program(tmp_path):
+    (tmp_path / "runs.jsonl").write_text('{"part": "torch", "ki')
+    words = ["--scale", "small", "--device", "cpu", "--out", str(tmp_path)]
+    command = [sys.executable, str(BENCHES / "steps.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"steps.py: {tmp_path}/runs.jsonl, line 1: not what a run")
+    with pytest.raises(lines_of_runs.Wrong, match="line 1: not what a run"):
+        sharded_steps.main(words)
+    assert (tmp_path / "runs.jsonl").read_text() == '{"part": "torch", "ki', "lost"
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "1", '{"part": "torch", "kind": "", "run": "1"}'])
+def test_a_line_that_no_run_leaves_is_named(tmp_path, text):
+    (tmp_path / "runs.jsonl").write_text(text + "\n")
+    with pytest.raises(lines_of_runs.Wrong, match="line 1: not what a run leaves"):
+        opened(tmp_path)
+
+
+def test_lines_of_another_commit_are_not_said_to_be_of_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIGHTERING_COMMIT", "a" * 40)
+    once = opened(tmp_path)
+    once.record("host", "ours-all", {"pair_microseconds": 1.0})
+    once.close()
+    again = opened(tmp_path)
+    assert again.run == 2
+    again.close()
+    monkeypatch.setenv("LIGHTERING_COMMIT", "b" * 40)
+    with pytest.raises(lines_of_runs.Wrong, match="of another commit, aaaaaaaaaaaa: take another"):
+        opened(tmp_path)
+    assert "a" * 40 in (tmp_path / "machine.txt").read_text()
+
+
+def test_two_runs_at_once_in_one_folder_are_not_taken_for_one(tmp_path):
+    once = opened(tmp_path)
+    with pytest.raises(lines_of_runs.Wrong, match="another run writes there"):
+        opened(tmp_path)
+    once.close()
+    opened(tmp_path).close()
+
+
+def test_lines_are_the_old_ones_where_new_ones_cannot_be_written(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+    text = "".join(json.dumps(each) + "\n" for each in visits("short-0.6b", "ours", [2.0]))
+    path.write_text(text)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(lines_of_runs.os, "replace", full)
+    with pytest.raises(lines_of_runs.Wrong, match="No space left on device"):
+        judge.judge(tmp_path)
+    assert path.read_text() == text
+
+
+def test_a_path_with_blanks_is_no_part_of_the_command(tmp_path):
+    out = output.Output(tmp_path, torch.device("cpu"), "steps.py --out '/a b/c' --steps 1")
+    assert out.command == "steps.py --steps 1"
+    out.close()
+
+
+def test_lines_of_the_first_run_do_not_make_the_second_one_of_a_changed_tree():
+    ignored = BENCHES.parent.parent / ".gitignore"
+    if not ignored.exists():
+        pytest.skip("not run: the bundle is no repository")
+    assert "/results/" in ignored.read_text().splitlines()
+
+
+def test_judge_without_a_folder_of_lines_is_one_line(tmp_path):
+    for words in ([], [str(tmp_path)]):
+        with pytest.raises(lines_of_runs.Wrong, match="names one folder"):
+            judge.main(words)
 
 
 def test_a_pair_is_measured_in_one_line_whose_parts_add_up():
@@ -219,6 +406,88 @@ def test_visits_count_where_only_one_of_two_ways_took_turns():
     assert judge.figures(lines) == {"torch.inputs-1.7b.over_control": [(9.0, 1.0)]}
 
 
+def test_a_figure_of_visits_names_theirs_where_one_way_took_turns_later(tmp_path):
+    kind = "inputs-1.7b"
+    lines = [*visits(kind, "ours", [9.0]), *visits(kind, "control", [1.0])]
+    lines.append({**line(kind, "ours", step_seconds=2.0, turns=True), "command": "in turn"})
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    judge.judge(tmp_path)
+    said = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[-1])
+    assert said["said"]["pairs"] == [[9.0, 1.0]] and said["command"] == "c"
+
+
+@pytest.mark.parametrize("kind, theirs, field", [
+    ("inputs-1.7b", "control", "step_seconds"), ("inputs-8b", "checkpoint", "step_seconds"),
+    ("sharded-1.7b", "control", "step_seconds"), ("gathers", "raw", "gather_seconds")])
+def test_ours_that_moved_nothing_is_in_no_figure(kind, theirs, field):
+    """To keep everything on the device is faster than any offload, and slows no all-gather."""
+    lines = [line(kind, "ours", out_bytes=0, **{field: 1.0}), line(kind, theirs, **{field: 1.0})]
+    assert judge.figures(lines) == {}
+    assert judge.left_out(lines) == [f"{kind} ours: moved nothing, and is in no figure"]
+    lines[0]["said"]["out_bytes"] = 5
+    assert len(judge.figures(lines)) == 1 and judge.left_out(lines) == []
+
+
+def test_ours_that_moved_less_than_the_control_is_not_beside_it():
+    lines = [line("inputs-8b", way, step_seconds=1.0, out_bytes=out, turns=True)
+             for way, out in (("checkpoint", 0), ("control", 27), ("ours", 26))]
+    assert judge.figures(lines) == {"torch.inputs-8b.over_checkpoint": [(1.0, 1.0)]}
+    assert judge.left_out(lines) == [
+        "inputs-8b ours: moved less than the control: not beside it"]
+
+
+def test_short_steps_may_stay_on_the_device():
+    lines = [line("short-0.6b", way, step_seconds=1.0, out_bytes=0)
+             for way in ("checkpoint", "ours")]
+    assert judge.figures(lines) == {"torch.short-0.6b.over_checkpoint": [(1.0, 1.0)]}
+    assert judge.left_out(lines) == []
+
+
+def test_a_pair_of_hooks_that_moved_nothing_has_no_figure():
+    of = {"pair_microseconds": 1.0}
+    assert judge.figures([line("host", "ours-all", out_bytes=0, **of)]) == {}
+    assert judge.figures([line("host", "ours-all", out_bytes=9, **of)]) == {
+        "torch.host.pair": [(1.0, 20.0)]}
+
+
+def test_plain_checkpointing_alone_is_no_peer():
+    memory = {"peak_bytes": 5e9, "after_forward_bytes": 4e9, "input_bytes": 1, "applications": 2}
+    lines = [line("inputs-8b", way, **memory) for way in ("checkpoint", "ours")]
+    assert judge.figures(lines) == {}
+    # Nor is a peer of another run, which may have been of another shape.
+    other = line("inputs-8b", "torch", run=2, **memory)
+    assert judge.figures([*lines, other]) == {}
+    assert set(judge.figures([*lines, {**other, "run": 1}])) == {
+        "torch.inputs-8b.peak", "torch.inputs-8b.after_forward"}
+
+
+def test_first_steps_of_two_runs_are_not_compared():
+    """One may run ours again until it is good, beside the checkpointing of another day."""
+    first = {"first": True, "later_out_bytes": 4e9, "out_bytes": 4e9}
+    lines = [
+        line("inputs-8b", "checkpoint", first=True, first_step_seconds=2.0, out_bytes=0),
+        line("inputs-8b", "ours-reserved", first_step_seconds=2.05, reserve_bytes=8e9,
+             reserve_seconds=0.5, **first),
+        line("inputs-8b", "ours", run=2, first_step_seconds=1.9, **first),
+        line("inputs-8b", "ours-reserved", run=2, first_step_seconds=1.9, reserve_bytes=8e9,
+             reserve_seconds=0.5, **first)]
+    assert judge.figures(lines) == {
+        "torch.inputs-8b.first_moved": [(4.0, 4.0)],
+        "torch.inputs-8b.first_reserved": [(2.05, 2.0)]}
+
+
+def test_the_table_has_the_worse_of_two_middle_pairs_and_says_what_is_short():
+    asked = BENCHES.parent.parent / "benches" / "results" / "required.json"
+    if not asked.exists():
+        pytest.skip("not run: the bundle has no benches/results")
+    head, link, over = judge.rows({
+        "torch.saved-0.6b.link": [(0.98, 1.0), (0.96, 1.0)],
+        "torch.inputs-8b.over_control": [(1.0, 1.0), (1.001, 1.0)]})
+    assert len(head) == len(link)
+    assert link[3:] == ("0.9600", ">= 0.97", "2", "SHORT")
+    assert over[3:] == ("1.0010", "<= 1.002", "2", "")
+
+
 def test_peaks_are_beside_the_lowest_peer_and_two_inputs():
     memory = {"input_bytes": int(1e9), "applications": 28}
     lines = [
@@ -236,7 +505,7 @@ def test_a_figure_names_the_command_that_measured_it(tmp_path):
     lines = [
         line("inputs-8b", "checkpoint", first=True, first_step_seconds=2.0, out_bytes=0),
         line("inputs-8b", "ours-reserved", first=True, first_step_seconds=2.1, reserve_bytes=0,
-             later_out_bytes=0, out_bytes=0),
+             later_out_bytes=4, out_bytes=4),
         line("inputs-8b", "trl", peak_bytes=5e9, after_forward_bytes=3e9),
         line("inputs-8b", "ours", peak_bytes=6e9, after_forward_bytes=4e9, step_seconds=1.0,
              input_bytes=1e9),
