@@ -43,13 +43,18 @@ class Lines:
                 and line["said"].get("mode") == way and line["said"].get("first", False) == first]
 
     def last(self, kind: str, *ways: str, first: bool = False) -> list[Line]:
-        """What each way said last in the latest run that has all of them, or nothing: of visits, as
-        single steps in turn have no figures of memory."""
+        """What each way said last in the latest run that has all of them, or nothing."""
+        return ([[]] + self.latest(kind, *ways, first=first))[-1]
+
+    def latest(self, kind: str, *ways: str, first: bool = False) -> list[list[Line]]:
+        """What the ways said in the latest run that has all of them, first with first: of visits,
+        as single steps in turn have no figures of memory."""
         by_way = [[line for line in self.of(kind, way, first) if not line["said"].get("turns")]
                   for way in ways]
         runs = set.intersection(*({line["run"] for line in found} for found in by_way))
-        return [[line["said"] for line in found if line["run"] == max(runs)][-1]
-                for found in by_way] if runs else []
+        of_run = [[line["said"] for line in found if line["run"] == max(runs, default=0)]
+                  for found in by_way]
+        return [list(each) for each in zip(*of_run, strict=False)]
 
     def pairs(self, kind: str, theirs: str, field: str, ours: str = "ours") -> Pairs:
         """Visits of one run, first with first; of rounds of single steps those alone, where both
@@ -119,20 +124,16 @@ def _inputs(lines: Lines, kind: str) -> dict[str, Pairs]:
 
 def _first(lines: Lines, kind: str) -> dict[str, Pairs]:
     """First steps of a workload whose layer inputs move."""
-    figures: dict[str, Pairs] = {}
-    for cold in lines.last(kind, "ours", first=True):
-        moved = (cold["out_bytes"] / 1e9, cold["later_out_bytes"] / 1e9)
-        figures[f"{kind}.first_moved"] = [moved]
-    if both := lines.last(kind, "checkpoint", "ours-reserved", first=True):
-        plain, reserved = (said["first_step_seconds"] for said in both)
-        figures[f"{kind}.first_reserved"] = [(reserved, plain)]
-    every = lines.last(kind, "checkpoint", "ours", "ours-reserved", first=True)
-    if every and every[-1]["reserve_bytes"]:
-        plain, cold, reserved = every
-        rate = reserved["reserve_bytes"] / reserved["reserve_seconds"]
-        bound = plain["first_step_seconds"] + cold["later_out_bytes"] / rate
-        figures[f"{kind}.first_cold"] = [(cold["first_step_seconds"], bound)]
-    return figures
+    moved = [(cold["out_bytes"] / 1e9, cold["later_out_bytes"] / 1e9)
+             for cold, in lines.latest(kind, "ours", first=True)]
+    reserved = [(ours["first_step_seconds"], plain["first_step_seconds"])
+                for plain, ours in lines.latest(kind, "checkpoint", "ours-reserved", first=True)]
+    cold = [(ours["first_step_seconds"], plain["first_step_seconds"] + ours["later_out_bytes"]
+             / (made["reserve_bytes"] / made["reserve_seconds"]))
+            for plain, ours, made in lines.latest(kind, "checkpoint", "ours", "ours-reserved",
+                                                  first=True) if made["reserve_bytes"]]
+    return {f"{kind}.first_moved": moved, f"{kind}.first_reserved": reserved,
+            f"{kind}.first_cold": cold}
 
 
 def _saved(lines: Lines, kind: str) -> dict[str, Pairs]:
@@ -146,8 +147,9 @@ def _saved(lines: Lines, kind: str) -> dict[str, Pairs]:
              + said["in_bytes"] / said["link_in_bytes_per_second"], said["step_seconds"])
             for said in visits]
         figures[f"{kind}.peak"] = [(visits[-1]["peak_bytes"] / 1e9, SAVED_PEAK_GB_MAX)]
-    for first in lines.last(kind, "ours-all-reserved-warm", first=True):
-        figures[f"{kind}.first"] = [(first["first_step_seconds"], first["later_step_seconds"])]
+    figures[f"{kind}.first"] = [
+        (said["first_step_seconds"], said["later_step_seconds"])
+        for said, in lines.latest(kind, "ours-all-reserved-warm", first=True)]
     return figures
 
 

@@ -189,6 +189,14 @@ def test_a_cold_first_step_is_beside_checkpointing_and_the_time_of_pinning():
     assert found["torch.inputs-8b.first_moved"] == [(3.9, 4.0)]
     # Without a rate there is no bound.
     assert "torch.inputs-8b.first_cold" not in judge.figures(lines[:2])
+    # There and back: each round is a pair of its own.
+    again = [line("inputs-8b", "ours-reserved", first_step_seconds=2.0, reserve_bytes=8e9,
+                  reserve_seconds=1.0, **first),
+             line("inputs-8b", "ours", first_step_seconds=2.2, **first),
+             line("inputs-8b", "checkpoint", first=True, first_step_seconds=1.9, out_bytes=0)]
+    found = judge.figures(lines + again)
+    assert found["torch.inputs-8b.first_cold"] == [(2.1, 2.25), (2.2, 2.4)]
+    assert found["torch.inputs-8b.first_reserved"] == [(2.05, 2.0), (2.0, 1.9)]
 
 
 def test_the_block_is_judged_by_what_it_frees_of_what_was_predicted():
