@@ -172,14 +172,16 @@ impl Lane {
         self.bytes_in_flight
     }
 
-    /// Copies that were not seen done; each holds an event.
-    pub fn flights(&self) -> usize {
-        self.flights.len()
-    }
-
     /// Has the copy with this number been seen done? No driver call.
     pub fn is_known_done(&self, seq: u64) -> bool {
         seq <= self.seq_done
+    }
+
+    /// The end of the copy with this number, unless that was seen done. Who keeps the number holds
+    /// no event.
+    pub fn end_of(&self, seq: u64) -> Option<&End> {
+        let nth = seq.checked_sub(self.flights.front()?.end.seq)?;
+        self.flights.get(usize::try_from(nth).ok()?).map(|flight| &flight.end)
     }
 
     /// Its last copy's end, if any is under way.
@@ -422,6 +424,16 @@ impl Lane {
             at_once = if is_growing { 2 * count } else { may_be_done.div_ceil(2) };
         }
         Ok(())
+    }
+
+    /// Lets go of the events that it holds, as far as what they stand for is done; `landed` is told
+    /// as by [`Lane::poll`]. Some questions more than twice the logarithm of the copies under way.
+    ///
+    /// # Errors
+    /// Those of [`Backend::query`].
+    pub fn free_events(&mut self, backend: &mut dyn Backend, landed: Landed<'_>) -> Result<()> {
+        self.poll(backend, usize::MAX, landed)?;
+        self.turns.free_event(backend)
     }
 
     /// Every copy is done: somebody waited for the whole device.

@@ -84,6 +84,11 @@ impl Point {
     }
 }
 
+/// Nothing can be marked before somebody lets go of an event.
+pub fn none_free() -> Error {
+    Error::new(Kind::Busy, "record").detail("every event is in use")
+}
+
 /// An event of a pool that stands for nothing yet.
 #[derive(Debug)]
 pub struct Spare(Vacant);
@@ -112,6 +117,12 @@ impl EventPool {
         self.cells.len() == 0
     }
 
+    /// Can `count` more be had, while none comes back? No driver call.
+    pub fn has(&mut self, count: usize) -> bool {
+        let not_made = self.events_max.saturating_sub(self.cells.len());
+        count <= not_made || self.cells.has(count - not_made)
+    }
+
     /// The point that all work enqueued on `stream` until now has passed.
     ///
     /// # Errors
@@ -132,7 +143,7 @@ impl EventPool {
             return Ok(Spare(vacant));
         }
         if self.cells.len() >= self.events_max {
-            return Err(Error::new(Kind::Busy, "record").detail("every event is in use"));
+            return Err(none_free());
         }
         let event = backend.create_event(self.timing)?;
         Ok(Spare(self.cells.add(event)))

@@ -20,12 +20,13 @@ use lightering::engine::Batch;
 use lightering::pack::Strip;
 use lightering::trace::{Actor, Site, Use};
 use lightering::{
-    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, Options, PinnedRange, Result, StreamId,
+    Bytes, DevicePtr, DeviceRange, Error, EventId, Kind, Misuse, Options, PinnedRange, Result,
+    StreamId,
 };
 use passing::pass_on;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use support::Rig;
+use support::{Rig, small_pool};
 
 const ROW: Bytes = Bytes(64);
 
@@ -299,4 +300,22 @@ fn what_a_failed_batch_enqueued_is_behind_nobodys_back() {
             rig.assert_nothing_left();
         }
     }
+}
+
+/// A batch is known by its number on a lane, and another engine has one of the same number.
+#[test]
+fn a_batch_of_another_engine_is_not_taken_for_its_own() {
+    let [mut mine, mut other] =
+        [1, 2].map(|_| Rig::new(Config::adversary(1), small_pool(Bytes::mib(1)), options(), 1));
+    let [ours, theirs] = [&mut mine, &mut other].map(|rig| {
+        let within = rig.take(0, Bytes(16 * ROW.0)).unwrap();
+        rig.fill(0, within, 1);
+        gathered(rig, within, 8)
+    });
+    let there = other.streams[0].engine;
+    let refused = other.engine.gathered(&ours, there).unwrap_err();
+    assert_eq!(refused.misuse(), Some(Misuse::Foreign));
+    other.engine.gathered(&theirs, there).unwrap();
+    other.engine.discard(theirs).unwrap();
+    mine.engine.discard(ours).unwrap();
 }

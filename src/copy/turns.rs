@@ -93,6 +93,16 @@ impl Turns {
         Ok(())
     }
 
+    /// The end of the turn before is not needed any more once it is passed: its event is free.
+    pub(super) fn free_event(&mut self, backend: &mut dyn Backend) -> Result<()> {
+        if let Some(before) = &self.before
+            && before.done(backend, Site::TransferQuery)?
+        {
+            self.before = None;
+        }
+        Ok(())
+    }
+
     /// Nothing is under way: whoever comes waits for nothing yet.
     pub(super) fn begin(&mut self) {
         self.bytes = Bytes::ZERO;

@@ -45,7 +45,7 @@ impl Engine {
     ///
     /// # Errors
     /// `Corrupt` for bytes that are lost; `OutOfMemory` where no room was found; `Busy` where the
-    /// lane is full; driver errors. The storage is where it was before.
+    /// lane is full, or no event is free; driver errors. The storage is where it was before.
     pub fn acquire(&mut self, id: StorageId, compute: StreamId) -> Result<Acquire> {
         self.acquire_for(id, compute, false, "acquire")
     }

@@ -15,6 +15,7 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::events::{COPY_IN_URGENT, COPY_OUT};
 use super::tables::Table;
 use crate::backend::{Arg, Backend, Piece};
 use crate::copy::{CopyFailed, End, Job, Left};
@@ -22,7 +23,7 @@ use crate::error::{Error, Kind, Misuse, Result};
 use crate::pack::{self, Item, Layout, PACK, Part, Strip, UNPACK};
 use crate::pinned::Block;
 use crate::storage::Inward;
-use crate::stream::Point;
+use crate::stream::{Point, none_free};
 use crate::trace::{Access, Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, Key, Name, PinnedRange, StorageId, StreamId};
 
@@ -35,8 +36,10 @@ pub struct Batch {
     name: Name,
     len: Bytes,
     shape: u64,
-    out: End,
-    last_in: Option<Point>,
+    /// The gather's number on its lane. Who keeps no [`End`] holds no event.
+    out: u64,
+    /// The same of the last scatter.
+    last_in: Option<u64>,
 }
 
 impl Batch {
@@ -77,7 +80,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Usage(Empty)`, `Usage(Overlap)` and `Usage(TooLarge)` for strips; `Usage` for streams;
-    /// `OverBudget` where the pool has no room; `Busy` where the lane is full; driver errors.
+    /// `OverBudget` where the pool has no room; `Busy` where the lane is full, or no event is free;
+    /// driver errors.
     /// Nothing was enqueued, or `compute` is ordered behind it.
     pub fn gather(
         &mut self,
@@ -92,7 +96,9 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         let named = |error: Error| error.at(name);
         let len = self.packer.layout.plan(strips).map_err(named)?;
-        self.free_events()?;
+        if !self.free_events(COPY_OUT)? {
+            return self.seen(Err(none_free().at(name).bytes(len)));
+        }
         if !self.may_go_out()? {
             return Err(crate::copy::full(OP).at(name).bytes(len));
         }
@@ -105,7 +111,7 @@ impl Engine {
             (self.packer.layout.shape(), self.submit_gather(&block, on, &reused));
         self.after.clear();
         match submitted {
-            Ok(out) => Ok(Batch { block, name, len, shape, out, last_in: None }),
+            Ok(end) => Ok(Batch { block, name, len, shape, out: end.seq, last_in: None }),
             Err(CopyFailed { error, left }) => {
                 let error = error.at(name).bytes(len);
                 match left {
@@ -135,8 +141,8 @@ impl Engine {
         let compute = self.ledgers[on].stream;
         self.after.clear();
         self.note_items(compute, Access::Write).map_err(refused)?;
-        let produced = self.events.mark(&mut self.backend, compute).map_err(refused)?;
-        self.after.push((produced, Site::ProducerDone));
+        let lane = self.out.stream();
+        self.order_behind_one(lane, on, Site::ProducerDone).map_err(refused)?;
         self.after.extend(reused.clone().map(|point| (point, Site::BlockReuseWait)));
         self.packer.cut_for(block).map_err(refused)?;
         // No kernel reaches memory that is not page-locked: its rows are copied one by one.
@@ -192,8 +198,10 @@ impl Engine {
     pub fn gathered(&mut self, batch: &Batch, compute: StreamId) -> Result<()> {
         const OP: &str = "gathered";
         self.begin(OP)?;
+        self.must_own(batch, OP)?;
         self.open_stream(compute, OP)?;
-        let waited = batch.out.point.wait(&mut self.backend, compute, Site::ReleaseWait);
+        let Some(end) = self.out.end_of(batch.out) else { return Ok(()) };
+        let waited = end.point.wait(&mut self.backend, compute, Site::ReleaseWait);
         self.seen(waited)
     }
 
@@ -220,7 +228,7 @@ impl Engine {
         if (len, self.packer.layout.shape()) != (batch.len, batch.shape) {
             return Err(Error::usage(Misuse::LengthMismatch, OP).at(name).bytes(len));
         }
-        self.free_events()?;
+        self.free_events(COPY_IN_URGENT)?;
         if !self.may_come_in(Inward::Urgent)? {
             return Err(crate::copy::full(OP).at(name).bytes(len));
         }
@@ -232,7 +240,7 @@ impl Engine {
         };
         match (left, &error) {
             (Left::Until(end), _) => {
-                batch.last_in = Some(end.point.clone());
+                batch.last_in = Some(end.seq);
                 let site = if error.is_some() { Site::FreeAfterCopyIn } else { Site::ReaderWait };
                 self.pass(&end.point, compute, site)?;
             }
@@ -254,7 +262,8 @@ impl Engine {
         self.after.clear();
         let free = self.events.mark(&mut self.backend, compute).map_err(refused)?;
         self.after.push((free, Site::TargetFree));
-        self.after.push((batch.out.point.clone(), Site::RefillAfterCopyOut));
+        let out = self.out.end_of(batch.out);
+        self.after.extend(out.map(|out| (out.point.clone(), Site::RefillAfterCopyOut)));
         // Through the copy engine to the device, and from there by a kernel: a kernel that reads
         // over the link is the slower one.
         self.packer.whole();
@@ -357,7 +366,12 @@ impl Engine {
         self.must_own(&batch, "discard")?;
         let Batch { block, out, last_in, .. } = batch;
         // A scatter is behind the gather.
-        self.give_back(block, Some(last_in.unwrap_or(out.point)))
+        let last = match last_in {
+            Some(seq) => self.urgent.end_of(seq),
+            None => self.out.end_of(out),
+        };
+        let last_use = last.map(|end| end.point.clone());
+        self.give_back(block, last_use)
     }
 
     /// Device bytes in the order of the urgent lane; `None` where there is no room.
@@ -385,6 +399,11 @@ impl Engine {
 }
 
 impl Packer {
+    /// Tables whose last kernel is known done are idle, and hold no event.
+    pub(super) fn free_events(&mut self) {
+        self.tables.iter_mut().for_each(Table::free_event);
+    }
+
     /// Cuts the items where the block's registrations end.
     fn cut_for(&mut self, block: &Block) -> Result<()> {
         self.pinned.clear();

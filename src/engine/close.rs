@@ -14,10 +14,10 @@
 //! Part of the engine.
 
 use super::Engine;
-use super::ledger::Ledger;
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Slot};
+use crate::stream::Point;
 use crate::trace::Site;
 use crate::unit::{StorageId, Table};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,19 +67,6 @@ impl Engine {
         self.poll_in(Inward::Urgent)
     }
 
-    /// At the start of a verb that records events: copies in flight, blocks given back with a copy
-    /// in flight, and fences hold some. Where they hold many, those that are done let theirs go.
-    pub(super) fn free_events(&mut self) -> Result<()> {
-        let lanes = [&self.out, &self.ahead, &self.urgent];
-        let flights: usize = lanes.iter().map(|lane| lane.flights()).sum();
-        let fences: usize = self.ledgers.iter().map(Ledger::fence_points).sum();
-        if self.busy.len() + flights + fences > self.options.events_max / 4 {
-            self.poll_lanes()?;
-            self.settle_blocks()?;
-        }
-        Ok(())
-    }
-
     /// Learns which copies out are done.
     pub(super) fn poll_out(&mut self) -> Result<()> {
         let Engine { out, backend, slots, options, .. } = self;
@@ -116,10 +103,18 @@ impl Engine {
 
     /// Lets the pool learn which of this engine's blocks are idle.
     pub(super) fn settle_blocks(&mut self) -> Result<usize> {
+        self.settle_with(|point, backend| point.done(backend, Site::BlockIdleQuery))
+    }
+
+    /// The same, as `is_done` says.
+    pub(super) fn settle_with(
+        &mut self,
+        is_done: impl Fn(&Point, &mut dyn Backend) -> Result<bool>,
+    ) -> Result<usize> {
         let Engine { client, backend, busy, returned, .. } = self;
         let settled = client.settle(
             &mut |event| match busy.get(&event) {
-                Some((point, _)) => point.done(backend, Site::BlockIdleQuery),
+                Some((point, _)) => is_done(point, backend),
                 None => Ok(true),
             },
             &mut |event| returned.push(event),
@@ -200,6 +195,7 @@ impl Engine {
         let checks = self.checks.take().map(|checks| checks.close(backend, &mut self.client));
         let mut result = checks.unwrap_or(Ok(()));
         result = result.and(self.events.close(backend));
+        result = result.and(self.orders.close(backend));
         result = result.and(self.timers.close(backend));
         for lane in [&self.out, &self.ahead, &self.urgent] {
             for stream in lane.streams() {
@@ -289,7 +285,7 @@ fn is_final(error: &Error) -> bool {
     error.is_lost() || error.kind() == Kind::Closed || error.kind() == Kind::Usage(Misuse::Forked)
 }
 
-fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
+pub(super) fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
     |storage, seq| {
         if let Some(slot) = slots.find_mut(storage.0) {
             slot.landed_out(seq);
@@ -297,7 +293,7 @@ fn landed_out(slots: &mut Table<Slot>) -> impl FnMut(StorageId, u64) {
     }
 }
 
-fn landed_in(slots: &mut Table<Slot>, inward: Inward) -> impl FnMut(StorageId, u64) {
+pub(super) fn landed_in(slots: &mut Table<Slot>, inward: Inward) -> impl FnMut(StorageId, u64) {
     move |storage, seq| {
         if let Some(slot) = slots.find_mut(storage.0) {
             slot.landed_in(inward, seq);

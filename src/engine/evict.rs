@@ -14,6 +14,7 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::events::COPY_OUT;
 use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::SumSlot;
@@ -21,8 +22,8 @@ use crate::copy::{CopyFailed, End, Job, Left, Transfer, Work};
 use crate::error::{Error, Kind, Result};
 use crate::pinned::{Block, Lent};
 use crate::policy::{Advice, Kept};
-use crate::storage::{Homed, Owner, Residency, StreamSet};
-use crate::stream::Point;
+use crate::storage::{Homed, Owner, Residency};
+use crate::stream::{Point, none_free};
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
 
@@ -118,7 +119,8 @@ impl Engine {
         let (readers, owner, len) = (slot.readers, slot.owner, slot.len);
         if owner != Owner::Fixed {
             // The bytes go in the order of `on`, so the other readers are ordered before that.
-            self.order_behind(on, Engine::others(readers, on), Site::FreeAfterUsers)?;
+            let stream = self.ledgers[on].stream;
+            self.order_behind(stream, Engine::others(readers, on), Site::FreeAfterUsers)?;
         }
         self.stats.clean_bytes += len.0;
         self.leave(id, on)?;
@@ -273,18 +275,14 @@ impl Engine {
         on: usize,
         after: Option<&Point>,
     ) -> Result<()> {
-        let compute = self.ledgers[on].stream;
-        let readers = self.slots.get(id.0, "evict")?.readers;
-        let backend = &mut self.backend;
-        let others = Engine::others(readers, on);
-        self.after.clear();
-        let produced = self.events.mark(backend, compute)?;
-        self.after.push((produced, Site::ProducerDone));
-        for other in others.iter() {
-            let stream = self.ledgers[other].stream;
-            let used = self.events.mark(backend, stream)?;
-            self.after.push((used, Site::OtherUsersDone));
+        if !self.free_events(COPY_OUT)? {
+            return Err(none_free());
         }
+        let others = Engine::others(self.slots.get(id.0, "evict")?.readers, on);
+        let lane = self.out.stream();
+        self.order_behind_one(lane, on, Site::ProducerDone)?;
+        self.order_behind(lane, others, Site::OtherUsersDone)?;
+        self.after.clear();
         let reused = after.map(|after| (after.clone(), Site::BlockReuseWait));
         self.after.extend(reused);
         Ok(())
@@ -303,18 +301,6 @@ impl Engine {
         self.ledgers[on].compact(owner, &self.slots, on);
         self.stats.evicted_bytes += len.0;
         self.stats.evicted_count += 1;
-        Ok(())
-    }
-
-    /// Orders the later work of stream `on` behind all that `others` were asked to do until now.
-    pub(super) fn order_behind(&mut self, on: usize, others: StreamSet, site: Site) -> Result<()> {
-        let stream = self.ledgers[on].stream;
-        for other in others.iter() {
-            let used = self.events.mark(&mut self.backend, self.ledgers[other].stream);
-            let used = self.seen(used)?;
-            let waited = used.wait(&mut self.backend, stream, site);
-            self.seen(waited)?;
-        }
         Ok(())
     }
 

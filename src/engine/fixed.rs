@@ -171,8 +171,7 @@ impl Engine {
         if !self.make_stream_room(on)? {
             return Ok(false);
         }
-        self.free_events()?;
-        let freed = self.events.mark(&mut self.backend, self.ledgers[on].stream);
+        let freed = self.orders.mark(&mut self.backend, self.ledgers[on].stream);
         let freed = self.seen(freed)?;
         self.stall(since, |engine| {
             let done = freed.done(&mut engine.backend, Site::TransferQuery);
@@ -229,7 +228,7 @@ impl Engine {
     }
 
     /// Does somebody capture one of the streams now? Then no moment on it can be marked.
-    fn is_any_captured(&mut self) -> Result<bool> {
+    pub(super) fn is_any_captured(&mut self) -> Result<bool> {
         for index in 0..self.ledgers.len() {
             let capturing = self.backend.capturing(self.ledgers[index].stream);
             if self.seen(capturing)? {
@@ -239,11 +238,10 @@ impl Engine {
         Ok(false)
     }
 
-    /// May a moment be marked on every stream, for bytes to be unmapped? One at a time, as each
-    /// holds as many events until somebody asks about them.
-    pub(super) fn may_fence_fixed(&mut self) -> Result<bool> {
-        let is_fenced = |ledger: &mut Ledger| ledger.queue(Owner::Fixed).fence.is_some();
-        Ok(!self.ledgers.iter_mut().any(is_fenced) && !self.is_any_captured()?)
+    /// Is there a moment already that bytes to be unmapped wait for? One at a time, as each holds
+    /// an event for every stream until somebody asks about them.
+    pub(super) fn is_fixed_fenced(&mut self) -> bool {
+        self.ledgers.iter_mut().any(|ledger| ledger.queue(Owner::Fixed).fence.is_some())
     }
 
     /// Unmaps the bytes that may go, on all streams' accounts.
@@ -260,16 +258,6 @@ impl Engine {
             } else {
                 at += 1;
             }
-        }
-        Ok(())
-    }
-
-    /// Unmaps what a fence covers that was passed, for its events' sake. Nothing new is fenced.
-    pub(super) fn end_fixed_fences(&mut self) -> Result<()> {
-        for on in 0..self.ledgers.len() {
-            while self.ledgers[on].queue(Owner::Fixed).fence.is_some()
-                && self.next_release(on, Owner::Fixed)?.is_some()
-            {}
         }
         Ok(())
     }

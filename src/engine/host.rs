@@ -172,8 +172,7 @@ impl Engine {
         const OP: &str = "give_way";
         self.begin(OP)?;
         self.open_stream(stream, OP)?;
-        self.free_events()?;
-        let point = self.events.mark(&mut self.backend, stream);
+        let point = self.orders.mark(&mut self.backend, stream);
         let point = self.seen(point)?;
         let waited = self.out.give_way(&mut self.backend, &point);
         self.seen(waited)?;

@@ -16,6 +16,7 @@ use crate::storage::{Owner, Slot};
 use crate::stream::Point;
 use crate::unit::{Bytes, StorageId, StreamId, Table};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// What was evicted on one stream and is not given back yet.
 #[derive(Debug)]
@@ -50,7 +51,10 @@ const PLACES_SPARE: usize = 64;
 /// One moment on every stream seen, and how many of the oldest storages wait for it.
 #[derive(Debug)]
 pub(super) struct Fence {
+    /// Of the streams that were not seen past it.
     pub(super) points: Vec<Point>,
+    /// The streams, by number, on which it is still to be marked: when there are events.
+    pub(super) unmarked: Range<usize>,
     pub(super) covers: usize,
 }
 
@@ -106,11 +110,6 @@ impl Ledger {
     /// Places in its queues, nobody's among them.
     pub(super) fn places(&self) -> usize {
         self.queues.iter().map(|queue| queue.places.len()).sum()
-    }
-
-    /// Points that its fences hold.
-    pub(super) fn fence_points(&self) -> usize {
-        self.queues.iter().flat_map(|queue| &queue.fence).map(|fence| fence.points.len()).sum()
     }
 
     /// Does it list bytes of this owner?

@@ -13,7 +13,7 @@
 //!                    evict.rs        release.rs           refill.rs           acquire.rs owned.rs
 //!   alloc_fixed      fixed.rs        ledger.rs
 //!   -> release      step, drain, shutdown: close.rs     note, read_host, take: host.rs
-//!   gather, scatter: batch.rs     spans: timeline.rs    sums: verify.rs
+//!   gather, scatter: batch.rs     spans: timeline.rs    sums: verify.rs    events: events.rs
 //!   what a failing driver leaves in doubt: unmarked.rs     what each verb goes through: gate.rs
 //! ```
 //!
@@ -22,6 +22,7 @@
 mod acquire;
 mod batch;
 mod close;
+mod events;
 mod evict;
 mod fixed;
 mod gate;
@@ -72,6 +73,8 @@ pub struct Engine {
     backend: Traced<Box<dyn Backend>>,
     options: Options,
     events: EventPool,
+    /// Of events that nobody holds longer than it takes to order one stream behind another.
+    orders: EventPool,
     timers: EventPool,
     timeline: Timeline,
     marks: Ranges,
@@ -156,7 +159,8 @@ impl Engine {
         // At most one message per storage, so `storages_max` bounds it.
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
         let engine = Engine {
-            events: EventPool::new(options.events_max, Timing::Off),
+            events: EventPool::new(options.events_max - events::ORDERS, Timing::Off),
+            orders: EventPool::new(events::ORDERS, Timing::Off),
             timers: EventPool::new((STALLS_MAX + timeline::PENDING_MAX) * 2, Timing::On),
             timeline: Timeline::new(options.spans_max),
             marks: Ranges::listen(options.nvtx),

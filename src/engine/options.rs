@@ -61,7 +61,13 @@ pub struct Options {
     /// job that reserved nothing gets its memory in that step, and no later one waits for pinning;
     /// `Late` is always, and what comes after the first step is counted apart; `Closed` is never.
     pub pinned_growth: Growth,
-    /// Events of the driver this engine may hold.
+    /// Events of the driver this engine may hold, besides those that take times; at least 8. Each
+    /// copy under way holds one; so does each stream that is not known past the moment which bytes
+    /// wait for, where these go only once all streams are (a framework's with several streams, and
+    /// those at fixed addresses): at most one a stream for each stream evicted on, and one a stream
+    /// for fixed addresses. What is done is asked about before anything is refused. Where the
+    /// device is past none of it, evictions that copy are `Kept(LaneFull)`, other copies `Busy`,
+    /// and bytes are named and unmapped later; no verb besides is refused for it.
     pub events_max: usize,
     /// Storages alive at once.
     pub storages_max: usize,

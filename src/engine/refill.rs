@@ -14,6 +14,7 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::events::{COPY_IN_URGENT, TURNS};
 use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::{Sum, SumSlot};
@@ -29,8 +30,9 @@ impl Engine {
     ///
     /// # Errors
     /// `Usage(State)` where the bytes are not evicted; `Usage` for a target of another length, or
-    /// one that overlaps another storage; `Busy` where the lane is full. The storage is evicted as
-    /// before, and the framework may drop the target in the order of `compute`.
+    /// one that overlaps another storage; `Busy` where the lane is full, or no event is free. The
+    /// storage is evicted as before, and the framework may drop the target in the order of
+    /// `compute`.
     pub fn refill(
         &mut self,
         id: StorageId,
@@ -201,6 +203,8 @@ impl Engine {
         if !self.may_come_in(inward)? {
             return Err(self.lane_full(id));
         }
+        let ahead = if inward == Inward::Ahead { TURNS } else { 0 };
+        self.free_events(COPY_IN_URGENT + ahead)?;
         let slot = self.slots.get(id.0, "refill")?;
         self.after.clear();
         // Where the address stays the bytes were mapped just now: they have no other users.

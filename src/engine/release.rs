@@ -188,41 +188,24 @@ impl Engine {
         }
         if self.ledgers[on].queue(owner).fence.is_none() {
             let covers = self.count_copied(on, owner)?;
-            if covers == 0 || (owner == Owner::Fixed && !self.may_fence_fixed()?) {
+            if covers == 0 || (owner == Owner::Fixed && self.is_fixed_fenced()) {
                 return Ok(false);
             }
-            self.set_fence(on, owner, covers)?;
+            // Where nothing is left to do the moment is passed, and known at once.
+            let is_passed = owner == Owner::Fixed && self.are_idle()?;
+            let streams = self.ledgers.len();
+            let unmarked = if is_passed { streams..streams } else { 0..streams };
+            let points = std::mem::take(&mut self.ledgers[on].points);
+            self.ledgers[on].queue(owner).fence = Some(Fence { points, unmarked, covers });
         }
-        let site = if owner == Owner::Fixed { Site::UnmapFence } else { Site::ReleaseFence };
-        let Some(fence) = &self.ledgers[on].queue(owner).fence else { return Ok(false) };
-        for point in &fence.points {
-            match point.done(&mut self.backend, site) {
-                Ok(true) => {}
-                other => return self.seen(other),
-            }
-        }
-        Ok(true)
+        Ok(self.mark_fence(on, owner)? && self.is_fence_passed(on, owner)?)
     }
 
-    /// A moment on every stream, for the oldest storages. Where nothing is left to do it is
-    /// passed, and known at once: nothing is marked.
-    fn set_fence(&mut self, on: usize, owner: Owner, covers: usize) -> Result<()> {
-        let are_idle = owner == Owner::Fixed && self.are_idle()?;
-        self.free_events()?;
-        if owner == Owner::Framework {
-            self.end_fixed_fences()?;
-        }
-        let mut points = std::mem::take(&mut self.ledgers[on].points);
-        for index in 0..if are_idle { 0 } else { self.ledgers.len() } {
-            let point = self.events.mark(&mut self.backend, self.ledgers[index].stream);
-            points.push(self.seen(point)?);
-        }
-        self.ledgers[on].queue(owner).fence = Some(Fence { points, covers });
-        Ok(())
-    }
-
-    /// Has no stream anything left to do?
+    /// Has no stream anything left to do? Of one under capture that is not asked.
     fn are_idle(&mut self) -> Result<bool> {
+        if self.is_any_captured()? {
+            return Ok(false);
+        }
         for index in 0..self.ledgers.len() {
             let idle = self.backend.idle(self.ledgers[index].stream, Site::UnmapIdle);
             if !self.seen(idle)? {
@@ -404,8 +387,8 @@ impl Engine {
         // An eviction is ordered behind them already: its copy-out is, or the stream it is of.
         let is_behind = slot.residency() == Residency::Evicting && slot.home == on;
         if slot.owner == Owner::Engine && !is_behind {
-            let others = Engine::others(slot.readers, on);
-            self.order_behind(on, others, Site::FreeAfterUsers)?;
+            let (stream, others) = (self.ledgers[on].stream, Engine::others(slot.readers, on));
+            self.order_behind(stream, others, Site::FreeAfterUsers)?;
         }
         Ok(())
     }

@@ -34,6 +34,12 @@ pub(super) struct Table {
     last: Option<Point>,
 }
 
+impl Table {
+    pub(super) fn free_event(&mut self) {
+        self.last.take_if(|point| point.is_known_done());
+    }
+}
+
 impl Engine {
     /// Writes the table of the items that were cut; `None` where they are better copied one by one.
     pub(super) fn table(&mut self) -> Result<Option<usize>> {

@@ -55,7 +55,6 @@ impl Engine {
     /// At the start of a verb that copies: a lane without a free slot asks about its oldest copies.
     /// Storages may be found lost by it, so the verb looks at states only afterwards.
     pub(super) fn make_slots(&mut self) -> Result<()> {
-        self.free_events()?;
         if !self.checks.as_ref().is_some_and(Checks::is_short) {
             return Ok(());
         }

@@ -153,6 +153,33 @@ impl Cells {
         Some(Vacant(Arc::clone(cell)))
     }
 
+    /// Are there so many that nobody uses? Those put back since are looked through once each.
+    pub(super) fn has(&mut self, count: usize) -> bool {
+        let mut last = NONE;
+        let mut found = self.walk(self.mine, count, &mut last);
+        if found < count {
+            // The list put back since comes in front of the rest of the one before.
+            let first = self.free.swap(NONE, Ordering::Acquire);
+            found += self.walk(first, usize::MAX, &mut last);
+            if first != NONE {
+                self.cells[last as usize].next.store(self.mine, Ordering::Relaxed);
+                self.mine = first;
+            }
+        }
+        found >= count
+    }
+
+    /// How many cells lie on a list, at most `max`, and which is the `last` of those.
+    fn walk(&self, first: u32, max: usize, last: &mut u32) -> usize {
+        let (mut at, mut found) = (first, 0);
+        while found < max && at != NONE {
+            *last = at;
+            at = self.cells[at as usize].next.load(Ordering::Relaxed);
+            found += 1;
+        }
+        found
+    }
+
     fn look_for_unlisted(&mut self) {
         for _ in 0..LOOKS_MAX.min(self.len) {
             self.at = (self.at + 1) % self.len;
@@ -225,6 +252,26 @@ mod tests {
     }
 
     #[test]
+    fn those_that_nobody_uses_are_counted_and_none_is_lost_by_it() {
+        let mut cells = Cells::new();
+        assert!(cells.has(0) && !cells.has(1));
+        let all: Vec<Used> = (0..5).map(|nth| cells.add(event(nth)).into_used()).collect();
+        assert!(!cells.has(1));
+        let mut kept = Vec::new();
+        for (nth, used) in all.into_iter().enumerate() {
+            drop(used);
+            assert!(cells.has(nth + 1 - kept.len()) && !cells.has(nth + 2 - kept.len()));
+            if nth == 2 {
+                kept.extend(cells.take());
+            }
+        }
+        kept.extend(std::iter::from_fn(|| cells.take()));
+        let mut numbers: Vec<u32> = kept.iter().map(|vacant| vacant.event().0.index).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
     fn users_on_many_threads_lose_no_event_and_free_none_twice() {
         const COUNT: u32 = 200;
         let mut cells = Cells::new();
@@ -239,6 +286,7 @@ mod tests {
                 // Taken while others put some on.
                 drop(used);
                 while all.len() < COUNT as usize / 2 {
+                    cells.has(COUNT as usize);
                     all.extend(cells.take());
                 }
             });

@@ -15,13 +15,16 @@ use lightering::{Bytes, Options};
 use proptest::prelude::*;
 
 pub(crate) fn bounds() -> impl Strategy<Value = Options> {
-    (0..3usize, 0..4usize, 0..3u64, 1..4u64, 0..4usize, 0..4usize).prop_map(
-        |(keep, ahead, open, trunk, lane, slots)| Options {
+    let asked = (0..4usize, 0..2usize);
+    (0..3usize, 0..4usize, 0..3u64, 1..4u64, 0..4usize, 0..4usize, asked).prop_map(
+        |(keep, ahead, open, trunk, lane, slots, (events, queries))| Options {
             keep_last_count: keep,
             prefetch_count_max: ahead,
             unreleased_bytes_max: Bytes(open * 6000),
             trunk_bytes_max: Bytes(trunk * 1000),
             transfers_max: [1, 2, 5, 100][lane],
+            events_max: [8, 16, 64, 4096][events],
+            step_queries_max: [1, 64][queries],
             pass_len_max: 16,
             note_uses: false,
             verify: slots > 0,
