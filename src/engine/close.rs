@@ -14,6 +14,7 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::events::COPY_OUT;
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Slot};
@@ -92,13 +93,14 @@ impl Engine {
         Ok(!self.lane_in(inward).is_full(limits))
     }
 
-    /// As [`Engine::may_come_in`], of copies out.
+    /// As [`Engine::may_come_in`], of copies out; and is there an event for its end? That is asked
+    /// before a block is lent: of one that is busy the verb itself holds the event from then on.
     pub(super) fn may_go_out(&mut self) -> Result<bool> {
         let limits = self.options.lane();
         if self.out.is_full(limits) {
             self.poll_out()?;
         }
-        Ok(!self.out.is_full(limits))
+        Ok(!self.out.is_full(limits) && self.free_events(COPY_OUT)?)
     }
 
     /// Lets the pool learn which of this engine's blocks are idle.

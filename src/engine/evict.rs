@@ -14,7 +14,6 @@
 //! Part of the engine.
 
 use super::Engine;
-use super::events::COPY_OUT;
 use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::SumSlot;
@@ -23,7 +22,7 @@ use crate::error::{Error, Kind, Result};
 use crate::pinned::{Block, Lent};
 use crate::policy::{Advice, Kept};
 use crate::storage::{Homed, Owner, Residency};
-use crate::stream::{Point, none_free};
+use crate::stream::Point;
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, Name, StorageId, StreamId};
 
@@ -275,9 +274,6 @@ impl Engine {
         on: usize,
         after: Option<&Point>,
     ) -> Result<()> {
-        if !self.free_events(COPY_OUT)? {
-            return Err(none_free());
-        }
         let others = Engine::others(self.slots.get(id.0, "evict")?.readers, on);
         let lane = self.out.stream();
         self.order_behind_one(lane, on, Site::ProducerDone)?;
