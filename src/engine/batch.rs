@@ -15,7 +15,7 @@
 //! Part of the engine.
 
 use super::Engine;
-use super::events::{COPY_IN_URGENT, COPY_OUT};
+use super::events::COPY_IN_URGENT;
 use super::tables::Table;
 use crate::backend::{Arg, Backend, Piece};
 use crate::copy::{CopyFailed, End, Job, Left};
@@ -96,11 +96,10 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         let named = |error: Error| error.at(name);
         let len = self.packer.layout.plan(strips).map_err(named)?;
-        if !self.free_events(COPY_OUT)? {
-            return self.seen(Err(none_free().at(name).bytes(len)));
-        }
         if !self.may_go_out()? {
-            return Err(crate::copy::full(OP).at(name).bytes(len));
+            let is_full = self.out.is_full(self.options.lane());
+            let short = if is_full { crate::copy::full(OP) } else { none_free() };
+            return self.seen(Err(short.at(name).bytes(len)));
         }
         let lent = self.lend(len, name);
         let lent = self.seen(lent)?;
