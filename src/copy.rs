@@ -15,16 +15,19 @@
 //!
 //! The engine owns the lanes; nobody else enqueues on them.
 
+mod failed;
 mod turns;
 
+pub use failed::{CopyFailed, Left, full};
 pub use turns::After;
 
 use crate::backend::Backend;
-use crate::error::{Error, Kind, Misuse, Result};
+use crate::error::{Error, Result};
 use crate::pinned::Block;
 use crate::stream::{EventPool, Point, Spare};
 use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
+use failed::empty;
 use std::collections::VecDeque;
 use std::fmt;
 use turns::Turns;
@@ -101,38 +104,12 @@ pub struct Lane {
 /// Bounds of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneLimits {
-    /// A copy is enqueued in pieces of at most this many bytes; on a lane that takes turns, a turn
-    /// has no more.
+    /// A copy is enqueued in pieces of at most this many bytes.
     pub trunk_bytes_max: Bytes,
+    /// On a lane that takes turns, one has no more than this, or than a piece.
+    pub turn_bytes_max: Bytes,
     /// At most this many copies are under way.
     pub flights_max: usize,
-}
-
-/// What went wrong with a copy, and what it leaves behind.
-#[derive(Debug)]
-pub struct CopyFailed {
-    /// The cause.
-    pub error: Error,
-    /// What was enqueued before the failure.
-    pub left: Left,
-}
-
-/// What a copy that failed left on its lane.
-#[derive(Clone, Debug)]
-pub enum Left {
-    /// Nothing that runs: nothing was enqueued, or all of it was waited for.
-    Nothing,
-    /// Something, and this is its end.
-    Until(End),
-    /// Something, and nothing says when it is done: [`Lane::mark_left`] may, later.
-    Unmarked,
-}
-
-impl CopyFailed {
-    /// A copy of which nothing was enqueued.
-    pub fn before(error: Error) -> CopyFailed {
-        CopyFailed { error, left: Left::Nothing }
-    }
 }
 
 impl Lane {
@@ -189,7 +166,32 @@ impl Lane {
         self.flights.back().map(|flight| &flight.end)
     }
 
-    /// Is there room for one more copy?
+    /// The number of its next copy.
+    pub fn seq_next(&self) -> u64 {
+        self.seq_next
+    }
+
+    /// Is nothing under way? One question, about the last copy; `landed` is told as by
+    /// [`Lane::poll`].
+    ///
+    /// # Errors
+    /// Those of [`Backend::query`].
+    pub fn is_idle(&mut self, backend: &mut dyn Backend, landed: Landed<'_>) -> Result<bool> {
+        let Some(last) = self.flights.back() else { return Ok(true) };
+        let is_done = last.end.point.done(backend, Site::TransferQuery)?;
+        if is_done {
+            self.set_all_done(landed);
+        }
+        Ok(is_done)
+    }
+
+    /// Would the turn be passed on for a copy of `len` bytes, or within it?
+    pub fn would_pass_on(&self, len: Bytes, limits: LaneLimits) -> bool {
+        let has_turns = self.streams().len() > 1;
+        has_turns && (len > limits.turn_bytes_max || self.turns.is_over(len, limits.turn_bytes_max))
+    }
+
+    /// Has it as many copies under way as it may?
     pub fn is_full(&self, limits: LaneLimits) -> bool {
         self.flights.len() >= limits.flights_max
     }
@@ -223,7 +225,7 @@ impl Lane {
             while begun.bytes < from.len() {
                 let (at, left) = (begun.bytes, from.len() - begun.bytes);
                 let trunk = to.trunk(at, limits.trunk_bytes_max.min(left))?;
-                let (len, max) = (trunk.len(), limits.trunk_bytes_max);
+                let (len, max) = (trunk.len(), limits.turn_bytes_max);
                 lane.turns.make_room(backend, events, len, max, after)?;
                 backend.copy_out(trunk, from.part(at, len)?, lane.stream())?;
                 lane.trunk(begun, len);
@@ -251,7 +253,7 @@ impl Lane {
             while begun.bytes < to.len() {
                 let (at, left) = (begun.bytes, to.len() - begun.bytes);
                 let trunk = from.trunk(at, limits.trunk_bytes_max.min(left))?;
-                let (len, max) = (trunk.len(), limits.trunk_bytes_max);
+                let (len, max) = (trunk.len(), limits.turn_bytes_max);
                 lane.turns.make_room(backend, events, len, max, after)?;
                 backend.copy_in(to.part(at, len)?, trunk, lane.stream())?;
                 lane.trunk(begun, len);
@@ -328,11 +330,11 @@ impl Lane {
         events: &mut EventPool,
         task: &Task<'_>,
     ) -> Result<()> {
-        let max = task.limits.trunk_bytes_max;
+        let LaneLimits { trunk_bytes_max: max, turn_bytes_max, .. } = task.limits;
         if self.flights.is_empty() {
             self.turns.begin();
         }
-        self.turns.make_room(backend, events, task.len.min(max), max, &[])?;
+        self.turns.make_room(backend, events, task.len.min(max), turn_bytes_max, &[])?;
         self.turns.wait(backend, task.after)
     }
 
@@ -476,13 +478,4 @@ impl Begun {
         self.needs_end = true;
         work(backend)
     }
-}
-
-/// A lane's refusal of one more copy.
-pub fn full(op: &'static str) -> Error {
-    Error::new(Kind::Busy, op).detail("the lane carries as many copies as it may")
-}
-
-fn empty() -> Error {
-    Error::usage(Misuse::Empty, "copy")
 }

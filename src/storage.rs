@@ -153,9 +153,9 @@ impl StreamSet {
 /// Which lane a copy-in was put on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Inward {
-    /// Nobody waits for it yet.
+    /// That of copies which nobody waits for yet, or whose readers wait for all in front of them.
     Ahead,
-    /// A reader waits for it.
+    /// That of copies which a reader waits for, and which must not wait for others.
     Urgent,
 }
 

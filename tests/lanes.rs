@@ -1,5 +1,6 @@
 //! Copies that stand in each other's way: one that a reader waits for behind prefetches that nobody
-//! waits for, and copies beside a collective that shares their link.
+//! waits for, prefetches that wait in more streams than they need to while others leave, and copies
+//! beside a collective that shares their link.
 //!
 //! The fault guarded against: a queue of prefetches that a copy engine drains to its end before it
 //! looks at anything else, and a request to give way that changes nothing. The simulated device
@@ -11,10 +12,12 @@
 use lightering::backend::sim::{Config, Model, Sim, World};
 use lightering::backend::{Arg, Backend, Cost, Grid, Kernel, Timing, Work};
 use lightering::hazard::Checker;
+use lightering::trace::Op;
 use lightering::{
     Acquire, Budget, Bytes, DeviceRange, Engine, EventId, Misuse, Options, PinnedPool, PoolOptions,
     Storage, StreamId,
 };
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,6 +38,8 @@ struct Rig {
     sim: Sim,
     engine: Engine,
     checker: Arc<Mutex<Checker>>,
+    /// Streams of the engine's that carried copies in, since somebody looked.
+    came_on: Arc<Mutex<BTreeSet<String>>>,
     /// Each by the framework's name and by the engine's.
     streams: [(StreamId, StreamId); 2],
 }
@@ -48,13 +53,19 @@ impl Rig {
         let device = Box::new(world.device(0).unwrap());
         let mut engine = Engine::new(device, &pool, options).unwrap();
         let checker = Arc::new(Mutex::new(Checker::new()));
-        let seen = Arc::clone(&checker);
-        engine.observe(Some(Box::new(move |record| seen.lock().unwrap().push(record))));
+        let came_on: Arc<Mutex<BTreeSet<String>>> = Arc::default();
+        let (seen, came) = (Arc::clone(&checker), Arc::clone(&came_on));
+        engine.observe(Some(Box::new(move |record| {
+            seen.lock().unwrap().push(record);
+            if let Op::CopyIn { stream, .. } = record.op {
+                came.lock().unwrap().insert(format!("{stream:?}"));
+            }
+        })));
         let streams = [(); 2].map(|()| {
             let here = sim.create_stream().unwrap();
             (here, engine.adopt_stream(sim.raw_stream(here).unwrap()).unwrap())
         });
-        Rig { sim, engine, checker, streams }
+        Rig { sim, engine, checker, came_on, streams }
     }
 
     fn take(&mut self, len: Bytes) -> DeviceRange {
@@ -71,6 +82,20 @@ impl Rig {
         self.engine.drain().unwrap();
         assert_eq!(self.engine.releasable(on).unwrap(), Some(storage.id()));
         (storage, range)
+    }
+
+    /// The streams that carried copies in since the last call.
+    fn came_on(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.came_on.lock().unwrap())
+    }
+
+    /// A storage whose bytes are on their way out, and will be for a while.
+    fn leaving(&mut self, len: Bytes) -> Storage {
+        let (range, on) = (self.take(len), self.streams[0].1);
+        let storage = self.engine.adopt(range, "leaving").unwrap();
+        self.engine.evict(storage.id(), on).unwrap();
+        self.engine.flush(on).unwrap();
+        storage
     }
 
     fn mark(&mut self, stream: usize) -> EventId {
@@ -151,6 +176,95 @@ fn an_urgent_copy_waits_for_at_most_two_trunks_of_prefetches() {
     // Whole copies leave no place to get in between.
     let whole = urgent_wait(Options { ahead_trunk_bytes_max: Bytes::MAX, ..Options::default() });
     assert!(whole > 0.9 * seconds_in(Bytes::gib(1)), "{whole} s");
+}
+
+#[test]
+fn what_waits_to_come_in_while_others_leave_waits_in_one_stream() {
+    let mut rig = Rig::new(Options { prefetch_count_max: 8, ..Options::default() });
+    let on = rig.streams[0].1;
+    let away: Vec<_> = (0..3).map(|_| rig.away(Bytes::mib(256))).collect();
+    let leaving = rig.leaving(Bytes::gib(1));
+    // The first reader's copy as well: all that is in front of the others is theirs.
+    rig.engine.refill(away[0].0.id(), away[0].1, on).unwrap();
+    rig.engine.prefetch(away[1].0.id(), away[1].1, on).unwrap();
+    assert_eq!(rig.came_on().len(), 1);
+    rig.sim.sync().unwrap();
+    rig.engine.prefetch(away[2].0.id(), away[2].1, on).unwrap();
+    assert_eq!(rig.came_on().len(), 3, "nothing leaves any more");
+    drop(leaving);
+    rig.assert_clean();
+}
+
+#[test]
+fn a_reader_that_found_others_in_front_has_copies_ahead_take_turns_for_two_passes() {
+    let mut rig = Rig::new(Options { prefetch_count_max: 8, ..Options::default() });
+    let on = rig.streams[0].1;
+    let mut streams_of_a_guess = |surprise: bool| {
+        let [a, b, c] = [256, 1, 256].map(|mib| rig.away(Bytes::mib(mib)));
+        let leaving = rig.leaving(Bytes::gib(1));
+        rig.engine.prefetch(a.0.id(), a.1, on).unwrap();
+        if surprise {
+            rig.engine.refill(b.0.id(), b.1, on).unwrap();
+        }
+        rig.came_on();
+        rig.engine.prefetch(c.0.id(), c.1, on).unwrap();
+        let streams = rig.came_on().len();
+        for (storage, _) in [a, c] {
+            rig.engine.acquire(storage.id(), on).unwrap();
+        }
+        drop((b, leaving));
+        rig.sim.sync().unwrap();
+        rig.engine.drain().unwrap();
+        while rig.engine.releasable(on).unwrap().is_some() {}
+        rig.engine.mark_step().unwrap();
+        rig.assert_clean();
+        streams
+    };
+    let streams = [false, true, false, false, false].map(&mut streams_of_a_guess);
+    assert_eq!(streams, [1, 3, 3, 1, 1]);
+}
+
+#[test]
+fn a_readers_copy_goes_behind_those_alone_that_its_stream_waits_for() {
+    type Front = fn(&mut Rig, &(Storage, DeviceRange));
+    let fronts: [(&str, bool, Front); 6] = [
+        ("nothing", true, |_, _| {}),
+        ("a copy of its own stream's", true, |rig, (front, to)| {
+            let on = rig.streams[0].1;
+            rig.engine.prefetch(front.id(), *to, on).unwrap();
+            rig.engine.acquire(front.id(), on).unwrap();
+        }),
+        ("a guess", false, |rig, (front, to)| {
+            rig.engine.prefetch(front.id(), *to, rig.streams[0].1).unwrap();
+        }),
+        ("a guess given up", false, |rig, (front, to)| {
+            let on = rig.streams[0].1;
+            rig.engine.prefetch(front.id(), *to, on).unwrap();
+            rig.engine.cancel(front.id(), on).unwrap();
+        }),
+        ("a guess that another stream asked for", false, |rig, (front, to)| {
+            rig.engine.prefetch(front.id(), *to, rig.streams[0].1).unwrap();
+            rig.engine.acquire(front.id(), rig.streams[1].1).unwrap();
+        }),
+        ("another stream's copy", false, |rig, (front, to)| {
+            let other = rig.streams[1].1;
+            rig.engine.prefetch(front.id(), *to, other).unwrap();
+            rig.engine.acquire(front.id(), other).unwrap();
+        }),
+    ];
+    for (name, is_behind, front) in fronts {
+        let mut rig = Rig::new(Options { prefetch_count_max: 8, ..Options::default() });
+        let on = rig.streams[0].1;
+        let [before, first, then] = [(); 3].map(|()| rig.away(Bytes::mib(1)));
+        rig.engine.prefetch(before.0.id(), before.1, on).unwrap();
+        rig.engine.acquire(before.0.id(), on).unwrap();
+        let ahead = rig.came_on();
+        front(&mut rig, &first);
+        rig.came_on();
+        rig.engine.refill(then.0.id(), then.1, on).unwrap();
+        assert_eq!(rig.came_on() == ahead, is_behind, "{name}");
+        rig.assert_clean();
+    }
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn copies_and_compute_are_on_one_axis_in_device_time() {
     }
     rig.engine.drain().unwrap();
     let compute = rig.spans(Track::Stream(0));
-    let (out, back) = (rig.spans(Track::Out), rig.spans(Track::Urgent));
+    let (out, back) = (rig.spans(Track::Out), rig.spans(Track::Ahead));
     assert_eq!((compute.len(), out.len(), back.len()), (rounds, rounds, rounds));
     let model = Model::default();
     for (compute, (out, back)) in compute.iter().zip(out.iter().zip(&back)) {

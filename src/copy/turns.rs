@@ -65,6 +65,12 @@ impl Turns {
         after.iter().try_for_each(|(point, site)| point.wait(backend, self.stream(), *site))
     }
 
+    /// Would `bytes` more be too many for this turn?
+    pub(super) fn is_over(&self, bytes: Bytes, turn_bytes_max: Bytes) -> bool {
+        let is_too_much = self.bytes.checked_add(bytes).is_none_or(|sum| sum > turn_bytes_max);
+        self.streams.len() > 1 && !self.bytes.is_zero() && is_too_much
+    }
+
     /// Passes the turn on where `bytes` more would be too many for this one. The work to come is
     /// ordered behind `after` on the next stream as well: that was enqueued on this one only.
     pub(super) fn make_room(
@@ -75,8 +81,7 @@ impl Turns {
         turn_bytes_max: Bytes,
         after: &After,
     ) -> Result<()> {
-        let is_over = self.bytes.checked_add(bytes).is_none_or(|sum| sum > turn_bytes_max);
-        if self.streams.len() == 1 || self.bytes.is_zero() || !is_over {
+        if !self.is_over(bytes, turn_bytes_max) {
             return Ok(());
         }
         let end = events.mark(backend, self.stream())?;

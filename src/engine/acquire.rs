@@ -19,7 +19,7 @@ use super::Engine;
 use crate::backend::Backend;
 use crate::copy::End;
 use crate::error::Result;
-use crate::storage::{Inward, Owner, Residency, Tier};
+use crate::storage::{Owner, Residency, Tier};
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, StorageId, StreamId};
 
@@ -102,7 +102,7 @@ impl Engine {
             Residency::Refilling => {
                 self.note_asked(id, true)?;
                 self.prefetcher.claimed(len);
-                self.claim(id, on)?;
+                self.claim(id, on, false)?;
             }
             Residency::Evicted(_) | Residency::Lost => {}
         }
@@ -155,7 +155,7 @@ impl Engine {
             }
         };
         self.note_asked(id, false)?;
-        self.claim(id, on)?;
+        self.claim(id, on, true)?;
         Ok(range)
     }
 
@@ -182,13 +182,15 @@ impl Engine {
     }
 
     /// Refilling to Resident, for the stream that claims it.
-    fn claim(&mut self, id: StorageId, on: usize) -> Result<()> {
+    fn claim(&mut self, id: StorageId, on: usize, is_stall: bool) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "acquire")?;
-        let was_urgent = matches!(slot.ready, Some((Inward::Urgent, _)));
         assert!(slot.readers.has(on), "who claims bytes was ordered behind their arrival");
         slot.become_(Residency::Resident);
+        if let (true, Some((inward, end))) = (slot.home != on, &slot.ready) {
+            self.front.strays(*inward, end.seq);
+        }
         slot.home = on;
-        if was_urgent {
+        if is_stall {
             self.stats.stalls += 1;
         }
         Ok(())

@@ -163,8 +163,7 @@ impl Engine {
 
     /// Asks that copies give way to what was enqueued on `stream` until now, such as a collective
     /// that shares the link: copies out and ahead that are begun later wait for it, on the device.
-    /// Copies under way go on, at most two trunks at a time of those ahead; a copy that a reader
-    /// waits for does not give way.
+    /// Copies under way go on; a copy that a reader waits for does not give way.
     ///
     /// # Errors
     /// `Usage` for streams; driver errors, after which some copies may give way.
@@ -176,6 +175,7 @@ impl Engine {
         let point = self.seen(point)?;
         let waited = self.out.give_way(&mut self.backend, &point);
         self.seen(waited)?;
+        self.ahead_gave_way();
         let waited = self.ahead.give_way(&mut self.backend, &point);
         self.seen(waited)
     }

@@ -27,6 +27,7 @@ mod evict;
 mod fixed;
 mod gate;
 mod host;
+mod lanes;
 mod ledger;
 mod options;
 mod owned;
@@ -62,6 +63,7 @@ use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, EventId, IdMap, Name, StorageId, StreamId, Table};
 use batch::Packer;
 use crossbeam_channel::{Receiver, Sender};
+use lanes::Front;
 use ledger::Ledger;
 use std::collections::{BTreeMap, VecDeque};
 use timeline::Timeline;
@@ -87,6 +89,7 @@ pub struct Engine {
     out: Lane,
     ahead: Lane,
     urgent: Lane,
+    front: Front,
     packer: Packer,
     /// Memory for bytes whose address stays.
     handles: Handles,
@@ -196,6 +199,7 @@ impl Engine {
             out,
             ahead,
             urgent,
+            front: Front::default(),
             tell_dropped,
             dropped,
         };
@@ -350,6 +354,7 @@ impl Engine {
             self.client.set_growth(self.options.growth_when_warm());
         }
         let slots = &mut self.slots;
+        self.front.next_pass();
         self.prefetcher.next_pass(|storage, ordinal| {
             if let Ok(slot) = slots.get_mut(storage.0, "mark_step") {
                 slot.ordinal = ordinal;

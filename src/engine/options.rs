@@ -39,7 +39,9 @@ pub struct Options {
     /// (on its way out, and for a reader that waits) cutting it only costs: each piece has a start.
     pub trunk_bytes_max: Bytes,
     /// As `trunk_bytes_max`, of copies ahead. These give way: an urgent copy, of this engine or of
-    /// anybody else, waits for at most two such pieces.
+    /// anybody else, waits for at most two such pieces. While copies leave they do so once a reader
+    /// came that found others in front of it, for two passes; until then they keep the copies out
+    /// at their full rate instead (docs/performance.md).
     pub ahead_trunk_bytes_max: Bytes,
     /// Copies under way in one direction.
     pub transfers_max: usize,
@@ -220,14 +222,18 @@ impl Options {
     }
 
     pub(super) fn lane(&self) -> LaneLimits {
-        LaneLimits { trunk_bytes_max: self.trunk_bytes_max, flights_max: self.transfers_max }
+        LaneLimits {
+            trunk_bytes_max: self.trunk_bytes_max,
+            turn_bytes_max: self.trunk_bytes_max,
+            flights_max: self.transfers_max,
+        }
     }
 
     pub(super) fn lane_in(&self, inward: Inward) -> LaneLimits {
         match inward {
             Inward::Ahead => {
                 let trunk_bytes_max = self.trunk_bytes_max.min(self.ahead_trunk_bytes_max);
-                LaneLimits { trunk_bytes_max, ..self.lane() }
+                LaneLimits { trunk_bytes_max, turn_bytes_max: trunk_bytes_max, ..self.lane() }
             }
             Inward::Urgent => self.lane(),
         }

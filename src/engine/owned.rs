@@ -181,7 +181,8 @@ impl Engine {
             Owner::Fixed => self.map_again(id, on, Wait::Bounded).map_err(named)?,
             _ => DeviceRange::new(self.take_room(len, on).map_err(named)?, len)?,
         };
-        self.refill_into(id, target, on, Inward::Urgent)
+        let lane = self.lane_for_reader(on);
+        self.refill_into(id, target, on, lane)
     }
 
     /// Fetches ahead into memory of the engine's own as far as the window goes. It is a guess: only
@@ -200,7 +201,7 @@ impl Engine {
                     self.seen(taken).and_then(|at| DeviceRange::new(at, len))
                 }
             };
-            let fetched = taken.and_then(|target| self.refill_into(id, target, on, Inward::Ahead));
+            let fetched = taken.and_then(|target| self.guess(id, target, on));
             if self.refusal(fetched)?.is_some() {
                 // The reader will ask, and then room is made for it.
                 self.stats.prefetch_refused_count += 1;

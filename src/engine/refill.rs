@@ -18,7 +18,7 @@ use super::events::{COPY_IN_URGENT, TURNS};
 use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::{Sum, SumSlot};
-use crate::copy::{CopyFailed, End, Job, Lane, Left, Work};
+use crate::copy::{CopyFailed, End, Job, Left, Work};
 use crate::error::{Error, Kind, Misuse, Result};
 use crate::storage::{Inward, Owner, Residency, StreamSet, Tier};
 use crate::trace::{Access, Actor, Site, Use};
@@ -45,7 +45,8 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
         self.check_target(id, target, OP)?;
-        self.refill_into(id, target, on, Inward::Urgent)?;
+        let lane = self.lane_for_reader(on);
+        self.refill_into(id, target, on, lane)?;
         let range = self.serve(id, on)?;
         self.writer_came(id, on)?;
         Ok(range)
@@ -99,7 +100,14 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
         self.check_target(id, target, OP)?;
-        self.refill_into(id, target, on, Inward::Ahead)
+        self.guess(id, target, on)
+    }
+
+    /// Fetches a storage that nobody asked for yet.
+    pub(super) fn guess(&mut self, id: StorageId, target: DeviceRange, on: usize) -> Result<()> {
+        self.refill_into(id, target, on, Inward::Ahead)?;
+        self.prefetcher.fetched(target.len());
+        Ok(())
     }
 
     /// Gives a storage that was fetched ahead up again; its host copy is as good as before. The
@@ -117,9 +125,7 @@ impl Engine {
 
     pub(super) fn cancel_refill(&mut self, id: StorageId, on: usize) -> Result<()> {
         self.undo_refill(id, on, false)?;
-        let len = self.slots.get(id.0, "cancel")?.len;
-        self.prefetcher.wasted(len);
-        Ok(())
+        self.wasted(id)
     }
 
     fn check_target(&self, id: StorageId, target: DeviceRange, op: &'static str) -> Result<()> {
@@ -157,9 +163,6 @@ impl Engine {
                 self.enter_range(id, name, target);
                 self.stats.refilled_bytes += len.0;
                 self.stats.refilled_count += 1;
-                if inward == Inward::Ahead {
-                    self.prefetcher.fetched(len);
-                }
                 Ok(())
             }
             Err(failed) => Err(self.refill_failed(id, target, on, inward, failed)),
@@ -177,7 +180,7 @@ impl Engine {
         let sum = ordered.map_err(CopyFailed::before)?;
         let arriving = self.arriving_slot(sum, inward.way());
         let at = arriving.map(|(at, _)| at);
-        let copied = self.copy_in(id, target, inward, at);
+        let copied = self.copy_in(id, target, (on, inward), at);
         self.after.clear();
         match &copied {
             Ok(end) => self.sum_arrives(id, arriving, end.seq),
@@ -224,9 +227,11 @@ impl Engine {
         &mut self,
         id: StorageId,
         target: DeviceRange,
-        inward: Inward,
+        (on, inward): (usize, Inward),
         at: Option<SumSlot>,
     ) -> std::result::Result<End, CopyFailed> {
+        let limits = self.limits_in(inward, target.len()).map_err(CopyFailed::before)?;
+        self.joins_lane(inward, on);
         let slot = self.slots.get(id.0, "refill").map_err(CopyFailed::before)?;
         let Some(block) = &slot.block else {
             return Err(CopyFailed::before(slot.refuse(self.verb)));
@@ -241,22 +246,7 @@ impl Engine {
         let (after, work) = (&self.after[..], sum.as_mut().map(|sum| sum as Work<'_>));
         let timers = self.timeline.has_room().then_some(&mut self.timers);
         let job = Job { storage: id, after, work, timers };
-        let limits = self.options.lane_in(inward);
         lane.copy_in(&mut self.backend, &mut self.events, limits, job, target, block)
-    }
-
-    fn lane_mut(&mut self, inward: Inward) -> &mut Lane {
-        match inward {
-            Inward::Ahead => &mut self.ahead,
-            Inward::Urgent => &mut self.urgent,
-        }
-    }
-
-    pub(super) fn lane_in(&self, inward: Inward) -> &Lane {
-        match inward {
-            Inward::Ahead => &self.ahead,
-            Inward::Urgent => &self.urgent,
-        }
     }
 
     /// The storage stays evicted. What was enqueued may still write the target, so `compute` is

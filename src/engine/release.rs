@@ -400,8 +400,9 @@ impl Engine {
         // Once, though the end may be tried more than once.
         let is_first = !std::mem::replace(&mut slot.is_dropped, true);
         if is_first && slot.residency() == Residency::Refilling {
-            self.prefetcher.wasted(slot.len);
+            self.wasted(id)?;
         }
+        let slot = self.slots.get_mut(id.0, "release")?;
         if let Some(ordinal) = slot.ordinal.take() {
             self.prefetcher.gone(ordinal);
         }

@@ -1,0 +1,125 @@
+//! Which lane a copy-in takes, and whether copies ahead take turns there.
+//!
+//! What it is not: it copies nothing, and decides nothing about what is fetched.
+//!
+//! Invariant: a reader's copy goes behind copies ahead only where each of those was asked for
+//! before it on the same stream, which waits for them anyhow. Whoever finds others in front of it
+//! goes on a lane of its own, and from then on copies ahead take turns.
+//!
+//! ```text
+//!   out busy, calm   ahead  |copy|copy|copy|copy ..      one stream that waits
+//!   else             ahead  |turn|   |turn|              three, so that others get in between
+//!                             |turn|   |turn|
+//! ```
+//!
+//! Beside kernels that keep the memory busy, each stream but the first whose copies wait for the
+//! device to come to them takes some three percent of the rate of the copies out that run meanwhile
+//! (docs/performance.md). So while copies leave, what waits to come in does so in one stream.
+//!
+//! Part of the engine.
+
+use super::Engine;
+use super::close::landed_out;
+use super::events::{COPY_IN_URGENT, TURNS};
+use crate::copy::{Lane, LaneLimits};
+use crate::error::Result;
+use crate::storage::Inward;
+use crate::unit::{Bytes, StorageId};
+
+/// What is on the lane of copies ahead, as far as a reader's copy could be behind it.
+#[derive(Debug, Default)]
+pub(super) struct Front {
+    /// Number of the stream that the last copy was for.
+    home: usize,
+    /// Up to this copy there is something in front that is not asked for, or by another stream.
+    strays_until: u64,
+    /// A reader's copy found others in front of it: in this pass, and in the one before.
+    was_overtaken: [bool; 2],
+}
+
+impl Front {
+    /// The next pass begins.
+    pub(super) fn next_pass(&mut self) {
+        self.was_overtaken = [false, self.was_overtaken[0]];
+    }
+
+    /// The stream that a copy was fetched for will not ask for it first.
+    pub(super) fn strays(&mut self, inward: Inward, seq: u64) {
+        if inward == Inward::Ahead {
+            self.strays_until = self.strays_until.max(seq);
+        }
+    }
+}
+
+impl Engine {
+    /// The lane for a copy that a reader of the stream `on` waits for.
+    pub(super) fn lane_for_reader(&mut self, on: usize) -> Inward {
+        let has_room = !self.ahead.is_full(self.options.lane_in(Inward::Ahead))
+            && self.events.has(COPY_IN_URGENT + TURNS);
+        let Engine { ahead, front, prefetcher, .. } = self;
+        let is_empty = ahead.last().is_none();
+        let is_asked_for = prefetcher.bytes_ahead().is_zero();
+        let has_strays = !ahead.is_known_done(front.strays_until);
+        if has_room && is_asked_for && !has_strays && (front.home == on || is_empty) {
+            return Inward::Ahead;
+        }
+        front.was_overtaken[0] |= !is_empty;
+        Inward::Urgent
+    }
+
+    /// Bytes were fetched ahead that whom they were for will not ask for.
+    pub(super) fn wasted(&mut self, id: StorageId) -> Result<()> {
+        let slot = self.slots.get(id.0, self.verb)?;
+        self.prefetcher.wasted(slot.len);
+        if let Some((inward, end)) = &slot.ready {
+            self.front.strays(*inward, end.seq);
+        }
+        Ok(())
+    }
+
+    /// A copy for the stream `on` is about to be put on a lane.
+    pub(super) fn joins_lane(&mut self, inward: Inward, on: usize) {
+        if inward == Inward::Ahead && self.front.home != on {
+            let last = self.ahead.last().map_or(0, |end| end.seq);
+            self.front.strays(inward, last);
+            self.front.home = on;
+        }
+    }
+
+    /// Copies ahead were ordered behind something else: the next one tells when that is done.
+    pub(super) fn ahead_gave_way(&mut self) {
+        self.front.strays(Inward::Ahead, self.ahead.seq_next());
+    }
+
+    /// Bounds of a lane, for its next copy.
+    pub(super) fn limits_in(&mut self, inward: Inward, len: Bytes) -> Result<LaneLimits> {
+        let limits = self.options.lane_in(inward);
+        if !self.lane_in(inward).would_pass_on(len, limits) || self.takes_turns()? {
+            return Ok(limits);
+        }
+        Ok(LaneLimits { turn_bytes_max: Bytes::MAX, ..limits })
+    }
+
+    fn takes_turns(&mut self) -> Result<bool> {
+        if self.front.was_overtaken.contains(&true) {
+            return Ok(true);
+        }
+        let Engine { out, backend, slots, .. } = self;
+        let idle = out.is_idle(backend, &mut landed_out(slots));
+        self.seen(idle)
+    }
+
+    pub(super) fn lane_mut(&mut self, inward: Inward) -> &mut Lane {
+        match inward {
+            Inward::Ahead => &mut self.ahead,
+            Inward::Urgent => &mut self.urgent,
+        }
+    }
+
+    pub(super) fn lane_in(&self, inward: Inward) -> &Lane {
+        match inward {
+            Inward::Ahead => &self.ahead,
+            Inward::Urgent => &self.urgent,
+        }
+    }
+}
