@@ -268,6 +268,18 @@ fn a_readers_copy_goes_behind_those_alone_that_its_stream_waits_for() {
 }
 
 #[test]
+fn a_copy_that_a_reader_waits_for_is_not_cut_for_the_sake_of_others() {
+    // Trunks with a hop behind each cost the host more, of a gibibyte, than the mapping of the bytes.
+    let mut rig = Rig::new(Options::default());
+    let (on, away) = (rig.streams[0].1, rig.away(Bytes::mib(64)));
+    let before = rig.engine.stats().seam;
+    rig.engine.refill(away.0.id(), away.1, on).unwrap();
+    let after = rig.engine.stats().seam;
+    assert_eq!((after.copies_in - before.copies_in, after.records - before.records), (1, 2));
+    rig.assert_clean();
+}
+
+#[test]
 fn turns_cost_the_link_nothing_but_the_starts_of_trunks() {
     let mut rig = Rig::new(Options { prefetch_count_max: 8, ..Options::default() });
     let all: Vec<_> = (0..2).map(|_| rig.away(Bytes::gib(1))).collect();

@@ -26,6 +26,15 @@ use crate::error::Result;
 use crate::storage::Inward;
 use crate::unit::{Bytes, StorageId};
 
+/// Who asks for a copy-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    /// Nobody yet.
+    Guess,
+    /// A reader, which comes next on its stream.
+    Reader,
+}
+
 /// What is on the lane of copies ahead, as far as a reader's copy could be behind it.
 #[derive(Debug, Default)]
 pub(super) struct Front {
@@ -52,8 +61,11 @@ impl Front {
 }
 
 impl Engine {
-    /// The lane for a copy that a reader of the stream `on` waits for.
-    pub(super) fn lane_for_reader(&mut self, on: usize) -> Inward {
+    /// The lane for a copy that is for the stream `on`.
+    pub(super) fn lane_for(&mut self, ask: Ask, on: usize) -> Inward {
+        if ask == Ask::Guess {
+            return Inward::Ahead;
+        }
         let has_room = !self.ahead.is_full(self.options.lane_in(Inward::Ahead))
             && self.events.has(COPY_IN_URGENT + TURNS);
         let Engine { ahead, front, prefetcher, .. } = self;
@@ -91,10 +103,14 @@ impl Engine {
         self.front.strays(Inward::Ahead, self.ahead.seq_next());
     }
 
-    /// Bounds of a lane, for its next copy.
-    pub(super) fn limits_in(&mut self, inward: Inward, len: Bytes) -> Result<LaneLimits> {
-        let limits = self.options.lane_in(inward);
-        if !self.lane_in(inward).would_pass_on(len, limits) || self.takes_turns()? {
+    /// Bounds for a copy of `len` bytes. One that a reader waits for gives way to nobody: it is not
+    /// cut, and takes no turn.
+    pub(super) fn limits_for(&mut self, ask: Ask, len: Bytes) -> Result<LaneLimits> {
+        if ask == Ask::Reader {
+            return Ok(LaneLimits { turn_bytes_max: Bytes::MAX, ..self.options.lane() });
+        }
+        let limits = self.options.lane_in(Inward::Ahead);
+        if !self.ahead.would_pass_on(len, limits) || self.takes_turns()? {
             return Ok(limits);
         }
         Ok(LaneLimits { turn_bytes_max: Bytes::MAX, ..limits })

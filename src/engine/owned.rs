@@ -16,6 +16,7 @@
 
 use super::Engine;
 use super::fixed::Wait;
+use super::lanes::Ask;
 use crate::backend::Backend;
 use crate::error::{Error, Kind, Result};
 use crate::storage::{Inward, Owner, Residency, Slot, Storage};
@@ -181,8 +182,7 @@ impl Engine {
             Owner::Fixed => self.map_again(id, on, Wait::Bounded).map_err(named)?,
             _ => DeviceRange::new(self.take_room(len, on).map_err(named)?, len)?,
         };
-        let lane = self.lane_for_reader(on);
-        self.refill_into(id, target, on, lane)
+        self.refill_into(id, target, on, Ask::Reader)
     }
 
     /// Fetches ahead into memory of the engine's own as far as the window goes. It is a guess: only
@@ -201,7 +201,7 @@ impl Engine {
                     self.seen(taken).and_then(|at| DeviceRange::new(at, len))
                 }
             };
-            let fetched = taken.and_then(|target| self.guess(id, target, on));
+            let fetched = taken.and_then(|target| self.refill_into(id, target, on, Ask::Guess));
             if self.refusal(fetched)?.is_some() {
                 // The reader will ask, and then room is made for it.
                 self.stats.prefetch_refused_count += 1;

@@ -15,6 +15,7 @@
 
 use super::Engine;
 use super::events::{COPY_IN_URGENT, TURNS};
+use super::lanes::Ask;
 use super::unmarked::Unmarked;
 use crate::backend::Backend;
 use crate::checksum::{Sum, SumSlot};
@@ -45,8 +46,7 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
         self.check_target(id, target, OP)?;
-        let lane = self.lane_for_reader(on);
-        self.refill_into(id, target, on, lane)?;
+        self.refill_into(id, target, on, Ask::Reader)?;
         let range = self.serve(id, on)?;
         self.writer_came(id, on)?;
         Ok(range)
@@ -100,14 +100,7 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         self.make_slots()?;
         self.check_target(id, target, OP)?;
-        self.guess(id, target, on)
-    }
-
-    /// Fetches a storage that nobody asked for yet.
-    pub(super) fn guess(&mut self, id: StorageId, target: DeviceRange, on: usize) -> Result<()> {
-        self.refill_into(id, target, on, Inward::Ahead)?;
-        self.prefetcher.fetched(target.len());
-        Ok(())
+        self.refill_into(id, target, on, Ask::Guess)
     }
 
     /// Gives a storage that was fetched ahead up again; its host copy is as good as before. The
@@ -147,9 +140,10 @@ impl Engine {
         id: StorageId,
         target: DeviceRange,
         on: usize,
-        inward: Inward,
+        ask: Ask,
     ) -> Result<()> {
-        match self.submit_in(id, target, on, inward) {
+        let inward = self.lane_for(ask, on);
+        match self.submit_in(id, target, on, (ask, inward)) {
             Ok(end) => {
                 let times = self.lane_mut(inward).take_times();
                 self.copied(id, Some(inward), times);
@@ -163,6 +157,9 @@ impl Engine {
                 self.enter_range(id, name, target);
                 self.stats.refilled_bytes += len.0;
                 self.stats.refilled_count += 1;
+                if ask == Ask::Guess {
+                    self.prefetcher.fetched(len);
+                }
                 Ok(())
             }
             Err(failed) => Err(self.refill_failed(id, target, on, inward, failed)),
@@ -174,13 +171,14 @@ impl Engine {
         id: StorageId,
         target: DeviceRange,
         on: usize,
-        inward: Inward,
+        (ask, inward): (Ask, Inward),
     ) -> std::result::Result<End, CopyFailed> {
         let ordered = self.order_in(id, target, on, inward);
         let sum = ordered.map_err(CopyFailed::before)?;
         let arriving = self.arriving_slot(sum, inward.way());
         let at = arriving.map(|(at, _)| at);
-        let copied = self.copy_in(id, target, (on, inward), at);
+        self.joins_lane(inward, on);
+        let copied = self.copy_in(id, target, (ask, inward), at);
         self.after.clear();
         match &copied {
             Ok(end) => self.sum_arrives(id, arriving, end.seq),
@@ -227,11 +225,10 @@ impl Engine {
         &mut self,
         id: StorageId,
         target: DeviceRange,
-        (on, inward): (usize, Inward),
+        (ask, inward): (Ask, Inward),
         at: Option<SumSlot>,
     ) -> std::result::Result<End, CopyFailed> {
-        let limits = self.limits_in(inward, target.len()).map_err(CopyFailed::before)?;
-        self.joins_lane(inward, on);
+        let limits = self.limits_for(ask, target.len()).map_err(CopyFailed::before)?;
         let slot = self.slots.get(id.0, "refill").map_err(CopyFailed::before)?;
         let Some(block) = &slot.block else {
             return Err(CopyFailed::before(slot.refuse(self.verb)));

@@ -106,12 +106,11 @@ pub(crate) const STORIES: &[Story] = &[
 ];
 
 pub(crate) const LEN: Bytes = Bytes::kib(2);
-const TRUNK: Bytes = Bytes::kib(1);
 /// The pattern of whoever takes bytes over.
 const OTHER: u64 = 99;
 
 pub(crate) fn bounds() -> Options {
-    Options { trunk_bytes_max: TRUNK, prefetch_count_max: 0, note_uses: false, ..options() }
+    Options { trunk_bytes_max: Bytes::kib(1), prefetch_count_max: 0, note_uses: false, ..options() }
 }
 
 fn none_unreleased() -> Options {
@@ -334,10 +333,11 @@ fn host_read(rig: &mut Rig) {
 }
 
 fn overtaken(rig: &mut Rig) {
-    let a = owned(rig, 0, TRUNK, 1); // For more the lane asks about copies out.
+    let a = owned(rig, 0, LEN, 1);
     evict(rig, 0, &a);
     flush(rig, 0);
-    take_over(rig, 0, TRUNK); // Else the other stream may take these bytes, behind their release.
+    // Otherwise the other stream may take the same bytes, behind their release and the copy-out.
+    take_over(rig, 0, LEN);
     read(rig, 1, &a, 1);
 }
 
@@ -487,14 +487,14 @@ fn forgotten_out(rig: &mut Rig) {
 
 fn forgotten_in(rig: &mut Rig) {
     let [a, b, c] = [1, 2, 3].map(|seed| {
-        let storage = owned(rig, 0, TRUNK, seed);
+        let storage = owned(rig, 0, LEN, seed);
         until(|| matches!(evict(rig, 0, &storage), Evict::Moving(_)));
         flush(rig, 0);
         storage
     });
     read(rig, 0, &a, 1);
     read(rig, 0, &b, 2);
-    // Both lanes are full: the second is asked.
+    // Both lanes are full: the copy-in on the second is asked about.
     until(|| rig.engine.acquire(c.id(), rig.streams[0].engine).is_ok());
     read(rig, 1, &b, 2);
 }

@@ -121,14 +121,12 @@ fn h06_the_host_reads_no_block_that_is_still_filled() {
 #[test]
 fn h08_a_refill_is_behind_its_own_copy_out() {
     needs(Site::RefillAfterCopyOut, 2, POOL, |rig| {
-        // In one trunk: before a lane takes turns it asks whether the copy-out is done.
-        let len = Bytes::kib(1);
-        let storage = owned(rig, 0, len, 1);
+        let storage = owned(rig, 0, LEN, 1);
         evict(rig, 0, &storage);
         flush(rig, 0);
         // Others take the bytes: the reader's, on a stream that knows nothing of the copy-out, are
         // new ones.
-        let taken = rig.take(0, len).unwrap();
+        let taken = rig.take(0, LEN).unwrap();
         rig.fill(0, taken, OTHER);
         read(rig, 1, &storage, 1);
     });
