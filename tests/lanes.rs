@@ -269,7 +269,7 @@ fn a_readers_copy_goes_behind_those_alone_that_its_stream_waits_for() {
 
 #[test]
 fn a_copy_that_a_reader_waits_for_is_not_cut_for_the_sake_of_others() {
-    // Trunks with a hop behind each cost the host more, of a gibibyte, than the mapping of the bytes.
+    // The hops of a gibibyte in trunks cost the host more than the mapping of the bytes.
     let mut rig = Rig::new(Options::default());
     let (on, away) = (rig.streams[0].1, rig.away(Bytes::mib(64)));
     let before = rig.engine.stats().seam;

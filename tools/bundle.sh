@@ -63,7 +63,7 @@ tools/wheel.sh "$out/python"
 cp -r python/tests "$out/python/"
 [ ! -d python/benches ] || cp -r python/benches "$out/python/"
 mkdir -p "$out/python/benches"
-cp benches/pytorch_pinned.py "$out/python/benches/"
+cp benches/*.py "$out/python/benches/"
 # Pure Python, for machines without one.
 python3 -m pip install --quiet --no-compile --target "$out/python/site" pytest pytest-xdist
 find "$out/python" -name __pycache__ -prune -exec rm -rf {} +
