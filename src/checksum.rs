@@ -202,6 +202,11 @@ impl Checks {
         self.scratch.iter().any(|scratch| scratch.free.is_empty())
     }
 
+    /// Is a slot free, and one more for whom they are meant?
+    pub fn has_spare(&self, way: Way) -> bool {
+        self.scratch[way as usize].free.len() > 1
+    }
+
     /// A slot for a copy that is about to be enqueued, if one is free.
     pub fn lend(&mut self, way: Way) -> Option<SumSlot> {
         let index = self.scratch[way as usize].free.pop()?;

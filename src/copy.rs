@@ -9,8 +9,9 @@
 //!
 //! ```text
 //!   out     D2H  |==copy==| point 7 |=copy=| point 8          flights: 7, 8
-//!   ahead   H2D  |trunk|trunk|trunk| point 3                  prefetches, on streams in turns
-//!   urgent  H2D        |copy| point 1                         a reader waits for it
+//!   ahead   H2D  |trunk|trunk|trunk| point 3                  prefetches, on streams in turns, and
+//!                                                             readers' copies behind their own
+//!   urgent  H2D        |copy| point 1                         a reader waits for it, and for none
 //! ```
 //!
 //! The engine owns the lanes; nobody else enqueues on them.
@@ -189,6 +190,11 @@ impl Lane {
     pub fn would_pass_on(&self, len: Bytes, limits: LaneLimits) -> bool {
         let has_turns = self.streams().len() > 1;
         has_turns && (len > limits.turn_bytes_max || self.turns.is_over(len, limits.turn_bytes_max))
+    }
+
+    /// The turn is not passed on, for as many bytes again.
+    pub fn go_on(&mut self) {
+        self.turns.begin();
     }
 
     /// Has it as many copies under way as it may?

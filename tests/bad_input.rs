@@ -59,6 +59,8 @@ type Verb = (&'static str, fn(&mut Scene, StreamId) -> Result<()>);
 
 const VERBS: &[Verb] = &[
     ("alloc", |s, on| s.rig.engine.alloc(LEN, on, "x").map(drop)),
+    ("alloc_fixed", |s, on| s.rig.engine.alloc_fixed(LEN, on, "x").map(drop)),
+    ("acquire_mut", |s, on| s.rig.engine.acquire_mut(s.coming.id(), on).map(drop)),
     ("offer", |s, on| s.rig.engine.offer(s.resident.id(), on).map(drop)),
     ("evict", |s, on| s.rig.engine.evict(s.resident.id(), on).map(drop)),
     ("acquire", |s, on| s.rig.engine.acquire(s.coming.id(), on).map(drop)),

@@ -8,6 +8,8 @@
 
 #[path = "edges/fixed.rs"]
 mod fixed;
+#[path = "edges/plans.rs"]
+mod plans;
 #[path = "edges/stories.rs"]
 mod stories;
 mod support;

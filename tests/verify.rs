@@ -389,8 +389,7 @@ fn run_refused(refused: (Refused, u32), seed: u64, slots: usize) -> bool {
     let bounds = Options {
         trunk_bytes_max: Bytes::kib(2),
         verify_slots_max: slots,
-        // One that is fetched ahead behind a reader's would share its slot.
-        prefetch_count_max: if slots == 1 { 0 } else { 2 },
+        prefetch_count_max: slots.min(2),
         ..verifying()
     };
     let (mut rig, plan) = rig(Config::adversary(seed), bounds, plan);

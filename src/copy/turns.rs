@@ -108,7 +108,7 @@ impl Turns {
         Ok(())
     }
 
-    /// Nothing is under way: whoever comes waits for nothing yet.
+    /// The turn begins anew: nothing is under way, or nobody else is to get in between.
     pub(super) fn begin(&mut self) {
         self.bytes = Bytes::ZERO;
     }

@@ -231,6 +231,7 @@ impl Engine {
         if !self.may_come_in(Inward::Urgent)? {
             return Err(crate::copy::full(OP).at(name).bytes(len));
         }
+        self.overtakes();
         let submitted = self.submit_scatter(batch, on);
         self.after.clear();
         let (left, error) = match submitted {

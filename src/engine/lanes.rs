@@ -19,11 +19,12 @@
 //! Part of the engine.
 
 use super::Engine;
-use super::close::landed_out;
+use super::close::{landed_in, landed_out};
 use super::events::{COPY_IN_URGENT, TURNS};
+use crate::checksum::Way;
 use crate::copy::{Lane, LaneLimits};
 use crate::error::Result;
-use crate::storage::Inward;
+use crate::storage::{Inward, Owner};
 use crate::unit::{Bytes, StorageId};
 
 /// Who asks for a copy-in.
@@ -61,22 +62,47 @@ impl Front {
 }
 
 impl Engine {
-    /// The lane for a copy that is for the stream `on`.
-    pub(super) fn lane_for(&mut self, ask: Ask, on: usize) -> Inward {
-        if ask == Ask::Guess {
-            return Inward::Ahead;
+    /// The lane for a copy that is for the stream `on`. What looks as if it were in a reader's way
+    /// is asked about once: in a backward nobody else asks.
+    ///
+    /// # Errors
+    /// A loss of the device.
+    pub(super) fn lane_for(&mut self, ask: Ask, on: usize, owner: Owner) -> Result<Inward> {
+        if ask == Ask::Guess
+            || self.may_go_behind(on, owner)
+            || (self.is_ahead_idle()? && self.may_go_behind(on, owner))
+        {
+            return Ok(Inward::Ahead);
+        }
+        self.overtakes();
+        Ok(Inward::Urgent)
+    }
+
+    /// May a reader's copy go behind all that is on the lane of copies ahead, and is there room?
+    fn may_go_behind(&mut self, on: usize, owner: Owner) -> bool {
+        // Guesses for addresses that stay wait for no target: nothing that does goes before them.
+        if owner != Owner::Fixed && self.handles.unmapped_count() > 0 {
+            return false;
         }
         let has_room = !self.ahead.is_full(self.options.lane_in(Inward::Ahead))
-            && self.events.has(COPY_IN_URGENT + TURNS);
+            && self.events.has(COPY_IN_URGENT + TURNS)
+            && self.checks.as_ref().is_none_or(|checks| checks.has_spare(Way::Ahead));
         let Engine { ahead, front, prefetcher, .. } = self;
-        let is_empty = ahead.last().is_none();
-        let is_asked_for = prefetcher.bytes_ahead().is_zero();
-        let has_strays = !ahead.is_known_done(front.strays_until);
-        if has_room && is_asked_for && !has_strays && (front.home == on || is_empty) {
-            return Inward::Ahead;
-        }
-        front.was_overtaken[0] |= !is_empty;
-        Inward::Urgent
+        let is_theirs = front.home == on && prefetcher.bytes_ahead().is_zero();
+        has_room && ahead.is_known_done(front.strays_until) && (is_theirs || ahead.last().is_none())
+    }
+
+    /// A driver that does not say is taken to have copies under way.
+    fn is_ahead_idle(&mut self) -> Result<bool> {
+        let Engine { ahead, backend, slots, .. } = self;
+        let idle = ahead.is_idle(backend, &mut landed_in(slots, Inward::Ahead));
+        let is_idle = idle == Ok(true);
+        self.refusal(idle).map(|_| is_idle)
+    }
+
+    /// A reader's copy goes on a lane of its own: is somebody in front of it?
+    pub(super) fn overtakes(&mut self) {
+        self.front.was_overtaken[0] |= self.ahead.last().is_some();
     }
 
     /// Bytes were fetched ahead that whom they were for will not ask for.
@@ -98,22 +124,35 @@ impl Engine {
         }
     }
 
-    /// Copies ahead were ordered behind something else: the next one tells when that is done.
+    /// Copies ahead were ordered behind something else. The next one tells when that is done; as
+    /// long as there is none, readers' copies have a lane of their own.
     pub(super) fn ahead_gave_way(&mut self) {
         self.front.strays(Inward::Ahead, self.ahead.seq_next());
     }
 
     /// Bounds for a copy of `len` bytes. One that a reader waits for gives way to nobody: it is not
     /// cut, and takes no turn.
-    pub(super) fn limits_for(&mut self, ask: Ask, len: Bytes) -> Result<LaneLimits> {
+    ///
+    /// # Errors
+    /// A loss of the device.
+    pub(super) fn limits_for(&mut self, ask: Ask, len: Bytes, owner: Owner) -> Result<LaneLimits> {
+        let on_and_on = |limits| LaneLimits { turn_bytes_max: Bytes::MAX, ..limits };
         if ask == Ask::Reader {
-            return Ok(LaneLimits { turn_bytes_max: Bytes::MAX, ..self.options.lane() });
+            return Ok(on_and_on(self.options.lane()));
         }
         let limits = self.options.lane_in(Inward::Ahead);
-        if !self.ahead.would_pass_on(len, limits) || self.takes_turns()? {
+        if !self.ahead.would_pass_on(len, limits) {
             return Ok(limits);
         }
-        Ok(LaneLimits { turn_bytes_max: Bytes::MAX, ..limits })
+        // Copies to addresses that stay wait for nothing, so that nobody gets in between for that.
+        let sum = self.ahead.bytes_in_flight().saturating_add(len);
+        let is_over = owner == Owner::Fixed && sum > self.options.prefetch_bytes_max;
+        if is_over || self.takes_turns()? {
+            return Ok(limits);
+        }
+        // It is asked again after as many bytes as a turn has.
+        self.ahead.go_on();
+        Ok(on_and_on(limits))
     }
 
     fn takes_turns(&mut self) -> Result<bool> {
@@ -122,7 +161,9 @@ impl Engine {
         }
         let Engine { out, backend, slots, .. } = self;
         let idle = out.is_idle(backend, &mut landed_out(slots));
-        self.seen(idle)
+        // Where the driver does not say, the rate of copies out is what turns may cost.
+        let leaves = idle == Ok(false);
+        self.refusal(idle).map(|_| !leaves)
     }
 
     pub(super) fn lane_mut(&mut self, inward: Inward) -> &mut Lane {

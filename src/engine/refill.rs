@@ -142,7 +142,8 @@ impl Engine {
         on: usize,
         ask: Ask,
     ) -> Result<()> {
-        let inward = self.lane_for(ask, on);
+        let owner = self.slots.get(id.0, self.verb)?.owner;
+        let inward = self.lane_for(ask, on, owner)?;
         match self.submit_in(id, target, on, (ask, inward)) {
             Ok(end) => {
                 let times = self.lane_mut(inward).take_times();
@@ -228,7 +229,8 @@ impl Engine {
         (ask, inward): (Ask, Inward),
         at: Option<SumSlot>,
     ) -> std::result::Result<End, CopyFailed> {
-        let limits = self.limits_for(ask, target.len()).map_err(CopyFailed::before)?;
+        let owner = self.slots.get(id.0, "refill").map_err(CopyFailed::before)?.owner;
+        let limits = self.limits_for(ask, target.len(), owner).map_err(CopyFailed::before)?;
         let slot = self.slots.get(id.0, "refill").map_err(CopyFailed::before)?;
         let Some(block) = &slot.block else {
             return Err(CopyFailed::before(slot.refuse(self.verb)));
@@ -302,6 +304,7 @@ impl Engine {
         let owner = self.slots.get(id.0, "refill")?.owner;
         let mut after = None;
         if let Some((inward, end)) = ready {
+            self.front.strays(inward, end.seq);
             if owner == Owner::Fixed {
                 // They are unmapped once the copy-in is known done; no stream waits for it.
             } else if must && owner == Owner::Engine {

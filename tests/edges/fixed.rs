@@ -10,7 +10,8 @@
 //!                                          `-> [UnmapFence: every stream past it?] --^
 //! ```
 
-use crate::stories::{LEN, Story, bounds};
+use crate::plans::bounds;
+use crate::stories::{LEN, Story};
 use crate::support::Rig;
 use lightering::storage::{Residency, Tier};
 use lightering::trace::Site;

@@ -10,8 +10,11 @@
 //!   Story { site, name, .. , run }     run(rig): allocs, kernels, verbs -> bytes checked on device
 //! ```
 
-use crate::support::{Rig, options};
-use lightering::backend::sim::{Fault, FaultPlan, Spot};
+use crate::plans::{
+    bounds, fourth_copy_fails, no_answers, none_unreleased, one_ahead, one_transfer, timed,
+};
+use crate::support::Rig;
+use lightering::backend::sim::FaultPlan;
 use lightering::trace::{Site, Use};
 use lightering::{Acquire, Bytes, DeviceRange, Evict, Kind, Options, Residency, Storage};
 
@@ -77,9 +80,16 @@ pub(crate) const STORIES: &[Story] = &[
     Story::new(Site::ReaderWait, "a timed reader overtakes the copy-in", reader).with(timed),
     Story::new(Site::CopyInBeforeWrite, "a copy-in lands on a later write", unread_write)
         .two_streams(),
-    Story::new(Site::EarlierCopyIn, "a block is filled while its first copy-in reads it", twice_in)
-        .two_streams()
-        .with(one_ahead),
+    Story {
+        faults: no_answers,
+        ..Story::new(
+            Site::EarlierCopyIn,
+            "a block is filled while its first copy-in reads",
+            twice_in,
+        )
+    }
+    .two_streams()
+    .with(one_ahead),
     Story::new(Site::BlockReuseWait, "a block is filled while it is still read", block_reused)
         .two_streams(),
     Story {
@@ -108,31 +118,6 @@ pub(crate) const STORIES: &[Story] = &[
 pub(crate) const LEN: Bytes = Bytes::kib(2);
 /// The pattern of whoever takes bytes over.
 const OTHER: u64 = 99;
-
-pub(crate) fn bounds() -> Options {
-    Options { trunk_bytes_max: Bytes::kib(1), prefetch_count_max: 0, note_uses: false, ..options() }
-}
-
-fn none_unreleased() -> Options {
-    Options { unreleased_bytes_max: Bytes::ZERO, ..bounds() }
-}
-
-fn timed() -> Options {
-    Options { time_stalls: true, ..bounds() }
-}
-
-fn one_transfer() -> Options {
-    Options { transfers_max: 1, ..bounds() }
-}
-
-fn one_ahead() -> Options {
-    Options { prefetch_count_max: 1, ..bounds() }
-}
-
-/// Two trunks go out, one comes in, the next is refused.
-fn fourth_copy_fails() -> FaultPlan {
-    FaultPlan::default().at(Spot::Copy, 4, Fault::Refuse)
-}
 
 /// A storage of the engine's own, filled on stream `s`.
 fn owned(rig: &mut Rig, s: usize, len: Bytes, seed: u64) -> Storage {
