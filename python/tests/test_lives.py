@@ -211,7 +211,7 @@ def test_a_context_that_one_thread_left_is_still_entered_in_another(rig):  # noq
 @pytest.mark.parametrize("mode", MODES)
 def test_a_context_that_was_never_entered_cannot_be_left(rig, mode):  # noqa: F811
     context = getattr(rig, mode)()
-    with pytest.raises(RuntimeError, match="left in a thread that has not entered it"):
+    with pytest.raises(lightering.Usage, match="left in a thread that has not entered it"):
         context.__exit__(None, None, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -127,7 +127,7 @@ class Context(_native.Hooks):
     ) -> None:
         stack = self._stack()
         if not stack:
-            raise RuntimeError(
+            raise _native.Usage(
                 f"{type(self).__name__}: left in a thread that has not entered it; use `with`")
         hooks = stack.pop()
         if hooks is not None:

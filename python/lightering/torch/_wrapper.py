@@ -31,6 +31,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 
 from .. import _arguments, _forks
 from .._fsdp import is_fsdp1
+from .._native import Usage
 from .._subclass import is_plain
 from ..engine import Engine
 from ._context import _hooks, checked
@@ -181,7 +182,7 @@ class OffloadWrapper(ActivationWrapper):
         """Runs the module; what its checkpoint saves first leaves the device.
 
         Raises:
-            RuntimeError: nothing checkpoints the module, and it trains.
+            Usage: nothing checkpoints the module, and it trains.
         """
         module, mode = self._checkpoint_wrapped_module, self._mode.mode
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
@@ -195,7 +196,7 @@ class OffloadWrapper(ActivationWrapper):
                 mode.tell_of_keywords(out)
             return out
         if self.training and not _checkpoints_itself(module):
-            raise RuntimeError(
+            raise Usage(
                 f"offload_wrapper: {type(_innermost(module)).__name__} is not checkpointed; wrap "
                 "it in checkpoint_wrapper, or use SavedTensors to move all that it saves"
             )
