@@ -65,7 +65,7 @@ def test_no_reason_is_written_out_where_it_is_used():
             if isinstance(node, ast.Attribute) and node.attr in names:
                 found.add(node.attr)
     # Words of the engine come as it says them.
-    assert found == names - {"NO_PINNED_ROOM", "LANE_FULL"}
+    assert found == names - {"LANE_FULL"}
 
 
 def test_every_error_of_the_package_is_named_in_the_readme_and_is_a_runtime_error():

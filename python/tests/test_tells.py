@@ -36,6 +36,17 @@ def test_a_mode_that_moved_nothing_says_why_once(rig):  # noqa: F811
     assert len([each for each in told if "lightering" in str(each.message)]) == 1
 
 
+def test_what_one_engine_has_no_room_for_is_told_with_its_bound_and_the_size():
+    """Advice to reserve more was given where the engine's own bound refused the first tensor."""
+    small = rigs.make("sim", pinned_bytes="64KiB")
+    with pytest.warns(UserWarning, match="no pinned room") as told, small.saved():
+        save(leaf("cpu"), [torch.ones(1 << 20)], []).sum().backward()
+    (text,) = told_of_us(told)
+    said = f"the largest tensor has {4 << 20} bytes, and `pinned_bytes` of the engine are 65536)"
+    assert text.endswith(said), text
+    small.assert_nothing_left()
+
+
 def test_a_mode_that_freed_nothing_says_so_once(rig):  # noqa: F811
     kept = torch.randn(512, device=rig.device)
     with pytest.warns(UserWarning, match="freed nothing: all 2048 bytes") as told:

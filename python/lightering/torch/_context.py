@@ -225,6 +225,8 @@ class Context(_native.Hooks):
         if not counts.moved:
             most = max(counts.kept, key=lambda why: counts.kept[why])
             meaning = _reasons.REASONS.get(most)
+            if most == _reasons.NO_PINNED_ROOM:
+                meaning = f"{meaning}; {self._room_text()}"
             because = f"{most} ({meaning})" if meaning else most
             self._warn(f"it moved nothing: all {offered} bytes stayed, most of them: {because}")
         elif not counts.released:
@@ -232,6 +234,14 @@ class Context(_native.Hooks):
                 f"it freed nothing: all {counts.moved} bytes moved were wanted again before their "
                 "copies out were done, or are kept alive on the device by somebody else"
             )
+
+    def _room_text(self) -> str:
+        """What found no pinned room, beside what there is at most."""
+        bounds = [desk.native.stats()["pinned_engine_budget_bytes"]
+                  for desk, _ in self._modes.values()]
+        largest = self._counts.largest_without_room
+        return (f"the largest tensor has {largest} bytes, and `pinned_bytes` of the engine are "
+                f"{min(bounds, default=0)}")
 
     def _warn(self, what: str) -> None:
         warn_once(self._name, what)

@@ -35,7 +35,8 @@ REASONS: dict[str, str] = {
     AMONG_THE_LAST: "one of the last `keep_last`, which the backward pass wants at once",
     TOO_LITTLE: "the inputs of the step before had fewer bytes in all than `min_step_bytes`: "
     "moving them takes the host longer than what they free is worth",
-    NO_PINNED_ROOM: "no page-locked memory is left: raise `pinned_bytes`, or `reserve` more",
+    NO_PINNED_ROOM: "no page-locked memory is free for it: raise `pinned_bytes`, the bound of its "
+    "engine, or `reserve` more where the pool has none",
     LANE_FULL: "too many copies out are under way; the next tensors go again",
     OTHER_DEVICE: "not of a device of this context: a CPU tensor, which only an engine of the "
     "simulated device moves (`Engine(\"sim\")`), or one of another GPU than `engine=` serves",
