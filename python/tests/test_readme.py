@@ -50,3 +50,16 @@ def test_what_the_readme_shows_and_varies_is_said_to_vary(page_and_run):
 
 def test_the_lines_of_the_readme_set_no_cache_that_transformers_must_unset(page_and_run):
     assert "use_cache" not in page_and_run[1].stderr
+
+
+def test_the_lines_of_the_benches_page_name_scripts_that_are_there():
+    """They began with the name of a script, and could not be pasted."""
+    page, root = README.parent / "benches" / "README.md", README.parents[1]
+    if not page.exists():
+        pytest.skip("not run: README.md is not here, only the wheel")
+    blocks = re.findall(r"^```text\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if ".py" in line]
+    assert len(lines) >= 9
+    for line in lines:
+        program, script = line.split()[:2]
+        assert program == "python3" and (root / script).is_file(), line
