@@ -171,6 +171,9 @@ def _others(lines: Lines) -> dict[str, Pairs]:
         "sharded-1.7b.over_control": lines.pairs("sharded-1.7b", "control", "step_seconds"),
         "gathers.over_raw": lines.pairs("gathers", "raw", "gather_seconds")}
     for host in lines.last("host", "ours-all"):
+        if host.get("pair_microseconds", 0) <= 0:
+            # The noise was more than the time.
+            continue
         figures["host.pair"] = [(host["pair_microseconds"], HOST_PAIR_MICROSECONDS_MAX)]
     for lengths in lines.last("lengths", "ours"):
         figures["lengths.over_fixed"] = [(lengths["mixed_seconds"], lengths["fixed_seconds"])]

@@ -85,14 +85,24 @@ def pack_pairs(options: argparse.Namespace, output: Output) -> None:
         pack, unpack, leave = ((ours - theirs) / PAIRS * 1e6
                                for ours, theirs in zip(parts(way), plain, strict=True))
         # Once a context, and over the simulated device the copies themselves: no part of a pair.
-        output.say(f"host {name}: pack {pack:.1f} us, unpack {unpack:.1f} us, "
-                   f"pair {pack + unpack:.1f} us; leaving the context {leave:.1f} us of each")
-        output.record("host", name, {"pack_microseconds": pack, "unpack_microseconds": unpack,
-                                     "pair_microseconds": pack + unpack,
-                                     "leave_microseconds": leave,
-                                     "out_bytes": way.moved()[0], **way.says()})
+        said = resolved(pack, unpack, leave)
+        text = {part: "not resolved" if us is None else f"{us:.1f} us"
+                for part, us in said.items()}
+        output.say(f"host {name}: pack {text['pack']}, unpack {text['unpack']}, "
+                   f"pair {text['pair']}; leaving the context {text['leave']} of each")
+        output.record("host", name, {
+            **{f"{part}_microseconds": us for part, us in said.items() if us is not None},
+            "out_bytes": way.moved()[0], **way.says()})
         way.detach(built)
         clean(built, device)
+
+
+def resolved(pack: float, unpack: float, leave: float) -> dict[str, float | None]:
+    """Microseconds by part, and of the pair; None where the machine's noise is more than that: a
+    difference of times that is not above zero, and a pair with such a part."""
+    parts = {"pack": pack, "unpack": unpack, "leave": leave}
+    said = {part: us if us > 0 else None for part, us in parts.items()}
+    return {**said, "pair": pack + unpack if min(pack, unpack) > 0 else None}
 
 
 def resident_bytes() -> int:

@@ -92,6 +92,21 @@ def test_a_pair_of_hooks_that_moved_nothing_has_no_figure():
         "torch.host.pair": [(1.0, 20.0)]}
 
 
+@pytest.mark.parametrize("of", [{"pair_microseconds": -3.0}, {}])
+def test_a_pair_that_the_noise_hides_is_no_figure(of):
+    """A time below zero passed what is asked of it."""
+    assert judge.figures([line("host", "ours-all", out_bytes=9, **of)]) == {}
+
+
+def test_a_time_below_zero_is_not_resolved_nor_is_a_pair_with_one():
+    import memory
+
+    assert memory.resolved(2.0, 3.0, 4.0) == {
+        "pack": 2.0, "unpack": 3.0, "leave": 4.0, "pair": 5.0}
+    assert memory.resolved(-1.0, 3.0, 0.0) == {
+        "pack": None, "unpack": 3.0, "leave": None, "pair": None}
+
+
 def test_plain_checkpointing_alone_is_no_peer():
     memory = {"peak_bytes": 5e9, "after_forward_bytes": 4e9, "input_bytes": 1, "applications": 2}
     lines = [line("inputs-8b", way, **memory) for way in ("checkpoint", "ours")]

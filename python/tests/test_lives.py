@@ -6,6 +6,7 @@ children of a fork, contexts within contexts.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -211,12 +212,46 @@ def test_a_context_that_one_thread_left_is_still_entered_in_another(rig):  # noq
 @pytest.mark.parametrize("mode", MODES)
 def test_a_context_that_was_never_entered_cannot_be_left(rig, mode):  # noqa: F811
     context = getattr(rig, mode)()
-    with pytest.raises(RuntimeError, match="left in a thread that has not entered it"):
+    with pytest.raises(lightering.Usage, match="left in a thread that has not entered it"):
         context.__exit__(None, None, None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with context:
             pass
+
+
+@pytest.mark.parametrize("other", ["saved", "hidden", "torch"])
+@pytest.mark.parametrize("mode", MODES)
+def test_contexts_left_in_the_order_they_were_entered_say_so(rig, mode, other):  # noqa: F811
+    """They were left in silence, while each had taken the hooks of the other away."""
+    outer = getattr(rig, mode)()
+    inner = (torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+             if other == "torch" else getattr(rig, other)())
+    layers = sys.modules.get("transformers.modeling_layers")
+    kind = getattr(layers, "GradientCheckpointingLayer", torch.nn.Module)
+    before = kind.__call__
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outer.__enter__()
+        inner.__enter__()
+        with pytest.raises(lightering.Usage, match="left before what was entered after it"):
+            outer.__exit__(None, None, None)
+        with pytest.raises(lightering.Usage) if other != "torch" else contextlib.nullcontext():
+            inner.__exit__(None, None, None)
+        assert not torch._C._autograd._top_saved_tensors_default_hooks(True)
+        assert kind.__call__ is before
+        with outer, outer:
+            save(leaf(rig.device), [torch.ones(64, device=rig.device)], []).sum().backward()
+
+
+def test_an_exception_that_leaves_contexts_out_of_order_is_the_one_raised(rig):  # noqa: F811
+    outer, inner = rig.saved(), rig.hidden()
+    outer.__enter__()
+    inner.__enter__()
+    error = ValueError("first")
+    for each in (outer, inner):
+        each.__exit__(ValueError, error, None)
+    assert not torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def test_the_call_of_layers_is_as_it_was_after_the_context(rig):  # noqa: F811

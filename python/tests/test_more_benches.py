@@ -105,10 +105,12 @@ def test_a_run_of_every_way_leaves_lines_and_figures(tmp_path):
     control = next(line["said"] for line in measured if line["said"]["mode"] == "control")
     assert inputs["out_bytes"] == control["out_bytes"] == 3 * inputs["input_bytes"]
     figures = {line["said"]["figure"] for line in lines if "figure" in line["said"]}
-    assert {"torch.inputs-1.7b.over_control", "torch.host.pair", "torch.saved-0.6b.link",
+    assert {"torch.inputs-1.7b.over_control", "torch.saved-0.6b.link",
             "torch.saved-0.6b.first"} <= figures
     host = next(line["said"] for line in lines
                 if line["kind"] == "host" and line["said"]["mode"] == "ours-all")
+    # On a CPU that others use a pair may be less than the noise; then it is not told.
+    assert ("torch.host.pair" in figures) == (host.get("pair_microseconds", 0) > 0)
     assert host["out_bytes"] > 0 and host["leave_microseconds"] > 0
     warm = next(line["said"] for line in lines if line["said"].get("first")
                 and line["said"]["mode"] == "ours-all")

@@ -18,7 +18,7 @@ import pytest
 import rig as rigs
 import torch
 from harness import Way, compare, loss_of
-from lightering.torch import _warn, offload_wrapper
+from lightering.torch import _reasons, _warn, offload_wrapper
 from lightering.torch import report as report_of_wrappers
 from rig import rig  # noqa: F401
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -242,6 +242,23 @@ def test_what_outlives_its_graph_moves_once_and_not_in_every_step(rig):  # noqa:
         kept.append(context.report().kept)
     assert moved == [4 * 64 * 64, 0, 0]
     assert kept[1] == kept[2] == {"outlived its graph before": 2 * 64 * 4}
+
+
+def test_a_buffer_that_stayed_and_outlived_its_graph_is_not_said_to_have_left(rig):  # noqa: F811
+    """The reason said that its storage left once, of one that had never been copied."""
+    buffer = torch.ones(64, 64, device=rig.device, requires_grad=True)
+    kept = []
+    for _ in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with rig.hidden() as context:
+                torch.utils.checkpoint.checkpoint(
+                    torch.sin, buffer, use_reentrant=False).sum().backward()
+        kept.append(context.report().kept)
+    outlived = {_reasons.OUTLIVED: 4 * 64 * 64}
+    assert kept == [{_reasons.AMONG_THE_LAST: 4 * 64 * 64}, outlived, outlived]
+    assert rig.engine.stats()["evicted_count"] == 0
+    assert _reasons.REASONS[_reasons.OUTLIVED].startswith("its storage was saved before")
 
 
 def test_a_storage_is_saved_again_before_its_dead_stash_is_buried(rig):  # noqa: F811

@@ -4,6 +4,7 @@ where graphs are compiled or captured.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import warnings
 
@@ -13,8 +14,13 @@ import models
 import pytest
 import rig as rigs
 import torch
+from lightering.torch import checkpoint, offload_wrapper
 from rig import rig  # noqa: F401
 from saving import leaf, save
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +34,17 @@ def test_a_mode_that_moved_nothing_says_why_once(rig):  # noqa: F811
             with rig.saved(min_bytes="1GiB"):
                 (leaf(rig.device) * 2).sin().sum().backward()
     assert len([each for each in told if "lightering" in str(each.message)]) == 1
+
+
+def test_what_one_engine_has_no_room_for_is_told_with_its_bound_and_the_size():
+    """Advice to reserve more was given where the engine's own bound refused the first tensor."""
+    small = rigs.make("sim", pinned_bytes="64KiB")
+    with pytest.warns(UserWarning, match="no pinned room") as told, small.saved():
+        save(leaf("cpu"), [torch.ones(1 << 20)], []).sum().backward()
+    (text,) = told_of_us(told)
+    said = f"the largest tensor has {4 << 20} bytes, and `pinned_bytes` of the engine are 65536)"
+    assert text.endswith(said), text
+    small.assert_nothing_left()
 
 
 def test_a_mode_that_freed_nothing_says_so_once(rig):  # noqa: F811
@@ -53,6 +70,76 @@ def test_a_mode_whose_checkpoints_hide_their_inputs_says_so(rig):  # noqa: F811
     with pytest.warns(UserWarning, match="no checkpoint saved a floating"), rig.hidden():
         out = torch.utils.checkpoint.checkpoint(lambda: torch.sin(x), use_reentrant=False)
         out.sum().backward()
+
+
+class Named(torch.nn.Module):
+    """A layer whose input is called ``x``; it adds a bias that may come beside it."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.linear = torch.nn.Linear(32, 32, device=device)
+
+    def forward(self, x, bias=None):
+        out = torch.tanh(self.linear(x))
+        return out if bias is None else (out + bias, bias)
+
+
+BY_KEYWORD = {
+    "checkpoint": lambda layer, engine: functools.partial(checkpoint, layer, engine=engine),
+    "offload_wrapper": lambda layer, engine: offload_wrapper(
+        checkpoint_wrapper(layer), engine=engine),
+    "the other order": lambda layer, engine: checkpoint_wrapper(
+        offload_wrapper(layer, engine=engine)),
+}
+
+
+def told_of_us(told):
+    return [str(each.message) for each in told if "lightering" in str(each.message)]
+
+
+@pytest.mark.parametrize("how", list(BY_KEYWORD))
+def test_a_call_whose_input_comes_by_a_keyword_says_so_once(rig, how):  # noqa: F811
+    """It offered nothing, for ever, in silence."""
+    layers = [BY_KEYWORD[how](Named(rig.device), rig.engine) for _ in range(2)]
+    with pytest.warns(UserWarning, match="came by a keyword; pass the layer its input") as told:
+        for _ in range(3):
+            hidden = torch.ones(64, 32, device=rig.device)
+            for layer in layers:
+                hidden, _ = layer(x=hidden, bias=torch.ones(32, device=rig.device))
+            hidden.sum().backward()
+    assert len(told_of_us(told)) == 1 and told[0].filename == __file__, told_of_us(told)
+    assert rig.engine.stats()["evicted_count"] == 0
+
+
+@pytest.mark.parametrize("how", list(BY_KEYWORD))
+def test_a_call_that_moves_or_trains_nothing_is_not_told_of_keywords(rig, how):  # noqa: F811
+    layer, bias = Named(rig.device), torch.ones(32, device=rig.device)
+    run, x = BY_KEYWORD[how](layer, rig.engine), torch.ones(64, 32, device=rig.device)
+    embedding = torch.nn.Embedding(8, 32, device=rig.device)
+    of_words = BY_KEYWORD[how](embedding, rig.engine)
+    words = torch.tensor([1, 2], device=rig.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(x, bias=bias)[0].sum().backward()
+        (of_words(input=words).sum() + of_words(words).sum()).backward()
+        with torch.no_grad():
+            run(x=x)
+        for each in (run, layer):
+            if isinstance(each, torch.nn.Module):
+                each.eval()
+        run(x=x)
+
+
+def test_a_reentrant_wrapper_makes_keywords_positional_and_moves_them(rig):  # noqa: F811
+    layers = [offload_wrapper(checkpoint_wrapper(Named(rig.device), CheckpointImpl.REENTRANT),
+                              engine=rig.engine) for _ in range(3)]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "lightering")
+        hidden = torch.ones(64, 32, device=rig.device, requires_grad=True) * 1
+        for layer in layers:
+            hidden = layer(x=hidden)
+        hidden.sum().backward()
+    assert rig.engine.stats()["evicted_count"] == 2
 
 
 def test_a_mode_that_works_or_is_off_or_is_idle_says_nothing(rig):  # noqa: F811

@@ -9,6 +9,7 @@ import functools
 import warnings
 
 import harness
+import lightering
 import models
 import pytest
 import torch
@@ -273,7 +274,7 @@ def test_fsdp1_is_refused_when_it_is_wrapped(monkeypatch):
 def test_a_wrapped_module_that_nothing_checkpoints_is_refused_when_it_trains(rig):  # noqa: F811
     model = offload_wrapper(nn.Linear(64, 64).to(rig.device), engine=rig.engine)
     x = torch.ones(64, 64, device=rig.device)
-    with pytest.raises(RuntimeError, match="not checkpointed"):
+    with pytest.raises(lightering.Usage, match="not checkpointed"):
         model(x)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")

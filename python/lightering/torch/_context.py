@@ -127,19 +127,27 @@ class Context(_native.Hooks):
     ) -> None:
         stack = self._stack()
         if not stack:
-            raise RuntimeError(
+            raise _native.Usage(
                 f"{type(self).__name__}: left in a thread that has not entered it; use `with`")
-        hooks = stack.pop()
+        hooks, is_in_order = stack.pop(), True
         if hooks is not None:
+            is_in_order = _is_uppermost(hooks)
+            # The uppermost hooks go, whose they are: once all contexts are left, none stays.
             hooks.__exit__(kind, error, trace)
-        if stack:
-            return
+        if not stack:
+            self._end(kind is not None)
+        if not is_in_order and kind is None:
+            raise _native.Usage(
+                f"{type(self).__name__}: left before what was entered after it; use `with`")
+
+    def _end(self, has_raised: bool) -> None:
+        """Left for the last time in this thread: drops what may go, and says what is wrong."""
         self._stop()
         if self._forks != _forks.count:
             return
         for desk, _ in self._modes.values():
             desk.flush()
-        if kind is None:
+        if not has_raised:
             self._test_itself()
 
     def _begin(self) -> None:
@@ -217,6 +225,8 @@ class Context(_native.Hooks):
         if not counts.moved:
             most = max(counts.kept, key=lambda why: counts.kept[why])
             meaning = _reasons.REASONS.get(most)
+            if most == _reasons.NO_PINNED_ROOM:
+                meaning = f"{meaning}; {self._room_text()}"
             because = f"{most} ({meaning})" if meaning else most
             self._warn(f"it moved nothing: all {offered} bytes stayed, most of them: {because}")
         elif not counts.released:
@@ -224,6 +234,14 @@ class Context(_native.Hooks):
                 f"it freed nothing: all {counts.moved} bytes moved were wanted again before their "
                 "copies out were done, or are kept alive on the device by somebody else"
             )
+
+    def _room_text(self) -> str:
+        """What found no pinned room, beside what there is at most."""
+        bounds = [desk.native.stats()["pinned_engine_budget_bytes"]
+                  for desk, _ in self._modes.values()]
+        largest = self._counts.largest_without_room
+        return (f"the largest tensor has {largest} bytes, and `pinned_bytes` of the engine are "
+                f"{min(bounds, default=0)}")
 
     def _warn(self, what: str) -> None:
         warn_once(self._name, what)
@@ -258,6 +276,12 @@ class Context(_native.Hooks):
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
+
+
+def _is_uppermost(hooks: Any) -> bool:
+    """Whether these are the hooks of this thread that were entered last, as far as one can see."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return not top or top[0] == hooks.pack_hook
 
 
 def has_cudagraph_trees(device: torch.device) -> bool:

@@ -35,13 +35,14 @@ REASONS: dict[str, str] = {
     AMONG_THE_LAST: "one of the last `keep_last`, which the backward pass wants at once",
     TOO_LITTLE: "the inputs of the step before had fewer bytes in all than `min_step_bytes`: "
     "moving them takes the host longer than what they free is worth",
-    NO_PINNED_ROOM: "no page-locked memory is left: raise `pinned_bytes`, or `reserve` more",
+    NO_PINNED_ROOM: "no page-locked memory is free for it: raise `pinned_bytes`, the bound of its "
+    "engine, or `reserve` more where the pool has none",
     LANE_FULL: "too many copies out are under way; the next tensors go again",
     OTHER_DEVICE: "not of a device of this context: a CPU tensor, which only an engine of the "
     "simulated device moves (`Engine(\"sim\")`), or one of another GPU than `engine=` serves",
     EDITED: "an earlier version of its storage is saved already, and may be on its way",
-    OUTLIVED: "its storage left once, and its owner kept it after the graph was gone, as a data "
-    "set, a cache or a weight that is no parameter: moving it again would free nothing",
+    OUTLIVED: "its storage was saved before, and its owner kept it after the graph was gone, as a "
+    "data set, a cache or a weight that is no parameter: moving it would free nothing",
     IN_BACKWARD: "a recompute or a double backward saved it, and its reader comes next",
     OVERLAPS: "another storage over the same bytes has left, such as one of two made by DLPack",
     UNKNOWN_KIND: "a subclass that does not say of which tensors it is, a sparse, a quantized "

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _native
+from ._reasons import NO_PINNED_ROOM
 
 
 class Counts(_native.Counts):
@@ -25,6 +26,8 @@ class Counts(_native.Counts):
 
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
+        self.largest_without_room = 0
+        """Bytes of the largest storage that found no pinned room."""
 
     def stay(self, nbytes: int, why: str) -> None:
         """A tensor that was not taken at all."""
@@ -35,6 +38,8 @@ class Counts(_native.Counts):
         if stash.state:
             self.take_back(stash)
         stash.state = why
+        if why == NO_PINNED_ROOM:
+            self.largest_without_room = max(self.largest_without_room, stash.nbytes)
         self.kept[why] = self.kept.get(why, 0) + stash.nbytes
 
     def take_back(self, stash: _native.Stash) -> None:

@@ -19,7 +19,7 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -31,6 +31,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 
 from .. import _arguments, _forks
 from .._fsdp import is_fsdp1
+from .._native import Usage
 from .._subclass import is_plain
 from ..engine import Engine
 from ._context import _hooks, checked
@@ -39,18 +40,42 @@ from ._packed import Packed, unpack
 from ._report import Report
 
 
+_BY_KEYWORD = (
+    "it moved nothing of a call: its checkpoint saved no floating-point input, and tensors came by "
+    "a keyword; pass the layer its input as the first positional argument, not by a keyword; or "
+    "use SavedTensors to move all that it saves"
+)
+
+
 class _Shared(HiddenStates):
     """The mode that wrapped modules and single calls share; a step ends when nothing is saved."""
+
+    _has_told = False
+    """Whether it was told that an input came by a keyword."""
 
     def hooks(self) -> Any:
         """Hooks for one call."""
         return _hooks(self._pack, unpack)
 
-    def take_input_of(self, pack_hook: Any) -> None:
+    def offered(self) -> tuple[Any, int]:
+        """Bytes that were offered in this step so far, with what counts them."""
+        counts = self._counts
+        return counts, counts.moved + sum(counts.kept.values())
+
+    def tell_of_keywords(self, out: Any) -> None:
+        """A call gave ``out``, and offered nothing since its input came by a keyword."""
+        if not self._has_told and _has_gradient(out):
+            self._has_told = True
+            self._warn(_BY_KEYWORD)
+
+    def take_input_of(self, pack_hook: Any) -> bool:
         """Moves what a checkpoint saved already, in whose forward the caller is.
 
         Its frame is in the closure of its pack hook. Where it is not, or where somebody else's
         hooks have its input, nothing moves.
+
+        Returns:
+            Whether the checkpoint saved an input at all, of any kind.
         """
         cells = dict(zip(pack_hook.__code__.co_freevars, pack_hook.__closure__ or (), strict=True))
         saver = getattr(cells.get("frame"), "cell_contents", None)
@@ -60,6 +85,7 @@ class _Shared(HiddenStates):
         if len(saved) > 1:
             with contextlib.suppress(RuntimeError):
                 saved[1].register_hooks(self._pack_input, unpack)
+        return len(saved) > 1
 
     def _pack_input(self, tensor: torch.Tensor) -> Packed:
         if self._forks != _forks.count or not tensor.is_floating_point():
@@ -156,26 +182,57 @@ class OffloadWrapper(ActivationWrapper):
         """Runs the module; what its checkpoint saves first leaves the device.
 
         Raises:
-            RuntimeError: nothing checkpoints the module, and it trains.
+            Usage: nothing checkpoints the module, and it trains.
         """
         module, mode = self._checkpoint_wrapped_module, self._mode.mode
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return module(*args, **kwargs)
         around = _checkpoint_around()
         if around is not None:
-            if around.__qualname__.startswith("_checkpoint_hook."):
-                mode.take_input_of(around)
-            return module(*args, **kwargs)
+            is_first = around.__qualname__.startswith("_checkpoint_hook.")
+            has_input = not is_first or mode.take_input_of(around)
+            out = module(*args, **kwargs)
+            if not has_input and self.training and _hides_input(args, kwargs):
+                mode.tell_of_keywords(out)
+            return out
         if self.training and not _checkpoints_itself(module):
-            raise RuntimeError(
+            raise Usage(
                 f"offload_wrapper: {type(_innermost(module)).__name__} is not checkpointed; wrap "
                 "it in checkpoint_wrapper, or use SavedTensors to move all that it saves"
             )
         if not args and "hidden_states" in kwargs and self._takes_hidden_states:
             # Hooks see positional tensors only.
             args = (kwargs.pop("hidden_states"),)
-        with contextlib.nullcontext() if _is_mode_around(mode) else mode.hooks():
+        if _is_mode_around(mode):
             return module(*args, **kwargs)
+        before = mode.offered() if self.training and _hides_input(args, kwargs) else None
+        with mode.hooks():
+            out = module(*args, **kwargs)
+        if before is not None and before == mode.offered():
+            mode.tell_of_keywords(out)
+        return out
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _hides_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether floating-point tensors came by keywords alone: hooks do not see those."""
+    return (
+        bool(kwargs)
+        and not any(map(_is_floating, args))
+        and any(map(_is_floating, kwargs.values()))
+    )
+
+
+def _has_gradient(out: Any) -> bool:
+    """Whether a backward pass can come through what a call gave."""
+    if isinstance(out, torch.Tensor):
+        return out.requires_grad
+    # Nothing else is iterated: it may be an iterator that the caller reads.
+    values = out.values() if isinstance(out, Mapping) else out if type(out) in (tuple, list) else ()
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
 def _checkpoint_around() -> Any:
@@ -309,10 +366,14 @@ def checkpoint(
         args = (options.pop("hidden_states"),)
         function = functools.partial(_by_keyword, function)
     mode = _mode_of(engine)
-    with contextlib.nullcontext() if _is_mode_around(mode) else mode.hooks():
-        return torch_checkpoint.checkpoint(
-            function, *args, use_reentrant=use_reentrant, **options
-        )
+    is_around = _is_mode_around(mode)
+    is_hidden = not is_around and getattr(function, "training", True) and _hides_input(args, kwargs)
+    before = mode.offered() if is_hidden else None
+    with contextlib.nullcontext() if is_around else mode.hooks():
+        out = torch_checkpoint.checkpoint(function, *args, use_reentrant=use_reentrant, **options)
+    if before is not None and before == mode.offered():
+        mode.tell_of_keywords(out)
+    return out
 
 
 def _by_keyword(function: Callable[..., Any], hidden_states: Any, **kwargs: Any) -> Any:
