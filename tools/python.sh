@@ -64,9 +64,11 @@ if [ "${1:-}" = run ]; then
     exit "${PIPESTATUS[0]}"
 fi
 [ $# -gt 0 ] || set -- tests
-"$python" -m pytest -q -rs -p no:cacheprovider "${share[@]}" \
+# The log names each test as it ends, so that a run cut short tells which ones failed.
+"$python" -m pytest -v -rs -p no:cacheprovider "${share[@]}" \
     --junitxml="$folder/pytest.xml" "$@" 2>&1 |
-    tee "$folder/pytest.log"
+    tee "$folder/pytest.log" |
+    grep -vE '^(\[gw|tests/).* (PASSED|SKIPPED)( |$)|^tests/[^ ]*::[^ ]* *$'
 code=${PIPESTATUS[0]}
 "$python" - "$folder" << 'END'
 import collections, sys
