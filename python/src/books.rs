@@ -43,7 +43,7 @@ pub(crate) struct Books {
     pub(crate) parts: OnceLock<Parts>,
     /// Raw handles of the streams that were current in a call so far.
     streams: Py<PySet>,
-    /// Storages that left once, and outlived all that had saved them, by weak references.
+    /// Storages that were saved, and outlived all that had saved them, by weak references.
     pub(crate) others: Py<PySet>,
     /// Tensors of no bytes, by type, for version probes.
     pub(crate) empties: Py<PyDict>,
@@ -361,10 +361,10 @@ impl Books {
         crate::fetch::rest(slf, window)
     }
 
-    /// Whether a storage left once, and outlived all that had saved it.
+    /// Whether a storage was saved before, and outlived all that had saved it.
     ///
     /// Such as a data set, a cache of rotary embeddings, or a weight that is no parameter: moving
-    /// it again would free nothing again.
+    /// it would free nothing.
     pub(crate) fn is_of_somebody_else(&self, storage: &Bound<'_, PyAny>) -> PyResult<bool> {
         let others = self.others.bind(storage.py());
         Ok(!others.is_empty() && others.contains(PyWeakrefReference::new(storage)?)?)
