@@ -25,7 +25,7 @@ pub enum Left {
     Nothing,
     /// Something, and this is its end.
     Until(End),
-    /// Something, and nothing says when it is done: [`Lane::mark_left`] may, later.
+    /// Something, and nothing says when it is done: [`super::Lane::mark_left`] may, later.
     Unmarked,
 }
 
