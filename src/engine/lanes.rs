@@ -81,6 +81,7 @@ impl Engine {
     /// May a reader's copy go behind all that is on the lane of copies ahead, and is there room?
     fn may_go_behind(&mut self, on: usize, owner: Owner) -> bool {
         // Guesses for addresses that stay wait for no target: nothing that does goes before them.
+        // The count is of all times: an engine that unmapped any keeps its readers apart for good.
         if owner != Owner::Fixed && self.handles.unmapped_count() > 0 {
             return false;
         }
