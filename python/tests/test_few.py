@@ -10,7 +10,7 @@ import harness
 import lightering
 import pytest
 import torch
-from lightering.torch import HiddenStates, _warn
+from lightering.torch import HiddenStates, _warn, _wrapper
 from rig import rig  # noqa: F401
 from torch.utils.checkpoint import checkpoint
 
@@ -138,3 +138,26 @@ def test_each_device_of_a_context_has_windows_by_its_own_largest_item():
     for desk in (one, two):
         context._packed(desk, Saved)
     assert one.found == two.found == (1000, 2000)
+
+
+def test_what_left_in_the_step_before_is_dropped_though_nothing_leaves_any_more(rig):  # noqa: F811
+    """Wrapped layers whose graph died while their copies were on the way, and then few inputs: the
+    engine kept the storages, and their device bytes, until something left again."""
+    mode = _wrapper._mode_of(rig.engine)
+    mode._step_least = LEAST
+
+    def layer(value):
+        return lightering.torch.checkpoint(torch.sin, value, engine=rig.engine)
+
+    if rig.device != "cpu":
+        torch.cuda._sleep(400_000_000)
+    end = step(rig, layer, layers=2)
+    moved = rig.engine.stats()["evicted_count"]
+    del end
+    for _ in range(3):
+        if rig.device != "cpu":
+            torch.cuda.synchronize()
+        step(rig, layer, layers=1).backward()
+    stats = rig.engine.stats()
+    assert stats["evicted_count"] == moved > 0
+    assert stats["storage_count"] == 0 and rig.desk.held_bytes == 0

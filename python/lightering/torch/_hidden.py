@@ -161,6 +161,8 @@ class HiddenStates(Context):
         """Nothing is saved any more of what was: a step is over, and an input of the next comes."""
         self._is_step_small = self._step_bytes < least
         self._step_bytes = 0
+        for desk, _ in self._modes.values():
+            desk.begin()
 
     def _least_of_step(self, device: torch.device) -> int:
         if self._step_least is None:

@@ -159,10 +159,16 @@ class Desk(_native.Books):
         return not self.is_simulated and torch.cuda.is_current_stream_capturing()
 
     def begin(self) -> None:
-        """A step begins; where nothing is saved any more, the one before it is over."""
+        """A step begins; where nothing is saved any more, the one before it is over.
+
+        Drops what may be dropped: nothing else does in steps in which nothing leaves.
+        """
         with self.lock:
-            if not self.live_count and not self._is_capturing():
+            if self._is_capturing():
+                return
+            if not self.live_count:
                 self.native.mark_step()
+            self.drop_gone(self.native.sweep())
 
     def sweep(self) -> None:
         """Drops what may be dropped."""
