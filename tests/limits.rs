@@ -13,7 +13,7 @@ use lightering::backend::sim::{Config, Fault, FaultPlan, Lazy, Spot, World};
 use lightering::pinned::PinnedPool;
 use lightering::policy::Kept;
 use lightering::trace::Use;
-use lightering::{Acquire, Bytes, DevicePtr, DeviceRange, Engine, Evict, Kind, Options};
+use lightering::{Acquire, Bytes, DevicePtr, DeviceRange, Engine, Evict, Kind, Misuse, Options};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use support::{Hands, Memory, Rig, options, small_pool};
 
@@ -89,9 +89,13 @@ fn b13_a_handle_dropped_after_half_an_eviction_is_named_when_the_copy_is_done() 
 /// Counters are added with `+`: an absurd length offered a few times ends in a panic.
 #[test]
 fn b14_an_absurd_length_kept_again_and_again_panics_nowhere() {
-    let mut rig = Rig::adversary(5);
-    let on = rig.streams[0].engine;
     let range = DeviceRange::new(DevicePtr(0x1000), Bytes(1 << 62)).unwrap();
+    let refused = Rig::adversary(5).engine.adopt(range, "absurd").unwrap_err();
+    assert_eq!(refused.misuse(), Some(Misuse::OutOfRange));
+    // Of a backend that cannot tell what is allocated it is taken.
+    let (config, pool) = (Config::adversary(5), small_pool(Bytes::mib(1)));
+    let (mut rig, _) = Rig::broken(config, pool, options(), 1, None);
+    let on = rig.streams[0].engine;
     let storage = rig.engine.adopt(range, "absurd").unwrap();
     for _ in 0..6 {
         let became = rig.engine.evict(storage.id(), on).unwrap();

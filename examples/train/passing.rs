@@ -57,6 +57,7 @@ macro_rules! pass_on {
             close_stream(stream: StreamId) -> Result<()>;
             create_event(timing: Timing) -> Result<EventId>;
             close_event(event: EventId) -> Result<()>;
+            allocation(at: DevicePtr) -> Result<Option<DeviceRange>>;
             record(event: EventId, stream: StreamId) -> Result<()>;
             wait(stream: StreamId, event: EventId, site: Site) -> Result<()>;
             query(event: EventId, site: Site) -> Result<bool>;

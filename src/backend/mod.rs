@@ -233,6 +233,15 @@ pub trait Backend: Send {
     /// Destroys an event. Waits already enqueued for it keep their meaning.
     fn close_event(&mut self, event: EventId) -> Result<()>;
 
+    /// The allocation on this device that an address lies in, or what is known of it; `None` where
+    /// the backend cannot tell. Nothing is enqueued.
+    ///
+    /// # Errors
+    /// `Usage(OutOfRange)` where nothing is allocated, `Usage(WrongDevice)` for another device's.
+    fn allocation(&mut self, _at: DevicePtr) -> Result<Option<DeviceRange>> {
+        Ok(None)
+    }
+
     /// Makes the event stand for all work enqueued on the stream until now.
     fn record(&mut self, event: EventId, stream: StreamId) -> Result<()>;
 

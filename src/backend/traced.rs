@@ -200,6 +200,10 @@ impl<B: Backend> Backend for Traced<B> {
         self.done(Op::CloseEvent(event), result)
     }
 
+    fn allocation(&mut self, at: DevicePtr) -> Result<Option<DeviceRange>> {
+        self.inner.allocation(at)
+    }
+
     fn record(&mut self, event: EventId, stream: StreamId) -> Result<()> {
         let result = self.inner.record(event, stream);
         self.done(Op::Record { event, stream }, result)
@@ -385,6 +389,10 @@ impl Backend for Box<dyn Backend> {
 
     fn close_event(&mut self, event: EventId) -> Result<()> {
         (**self).close_event(event)
+    }
+
+    fn allocation(&mut self, at: DevicePtr) -> Result<Option<DeviceRange>> {
+        (**self).allocation(at)
     }
 
     fn record(&mut self, event: EventId, stream: StreamId) -> Result<()> {

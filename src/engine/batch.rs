@@ -79,7 +79,9 @@ impl Engine {
     /// they are; before they are written or freed, call [`Engine::gathered`].
     ///
     /// # Errors
-    /// `Usage(Empty)`, `Usage(Overlap)` and `Usage(TooLarge)` for strips; `Usage` for streams;
+    /// `Usage(Empty)`, `Usage(Overlap)` and `Usage(TooLarge)` for strips, and `Usage(OutOfRange)`
+    /// and `Usage(WrongDevice)` for rows that leave their allocations or are on another device, as
+    /// far as the driver tells; `Usage` for streams;
     /// `OverBudget` where the pool has no room; `Busy` where the lane is full, or no event is free;
     /// driver errors.
     /// Nothing was enqueued, or `compute` is ordered behind it.
@@ -96,6 +98,7 @@ impl Engine {
         let on = self.open_stream(compute, OP)?;
         let named = |error: Error| error.at(name);
         let len = self.packer.layout.plan(strips).map_err(named)?;
+        self.check_rows().map_err(named)?;
         if !self.may_go_out()? {
             let is_full = self.out.is_full(self.options.lane());
             let short = if is_full { crate::copy::full(OP) } else { none_free() };
@@ -227,6 +230,7 @@ impl Engine {
         if (len, self.packer.layout.shape()) != (batch.len, batch.shape) {
             return Err(Error::usage(Misuse::LengthMismatch, OP).at(name).bytes(len));
         }
+        self.check_rows().map_err(named)?;
         self.free_events(COPY_IN_URGENT)?;
         if !self.may_come_in(Inward::Urgent)? {
             return Err(crate::copy::full(OP).at(name).bytes(len));

@@ -13,9 +13,62 @@
 //! Part of the engine.
 
 use super::Engine;
-use crate::error::{Error, Kind, Result};
+use crate::backend::Backend;
+use crate::error::{Error, Kind, Misuse, Result};
+use crate::unit::DeviceRange;
 
 impl Engine {
+    /// Refuses a range that is empty, shares bytes with a storage on the device, or is not all in
+    /// one allocation of this device.
+    pub(super) fn check_range(&mut self, range: DeviceRange) -> Result<()> {
+        if range.is_empty() {
+            return Err(Error::usage(Misuse::Empty, self.verb));
+        }
+        match self.ranges.range(..range.end()).next_back() {
+            Some((_, (end, other))) if *end > range.at().0 => {
+                let error = Error::usage(Misuse::Overlap, self.verb).bytes(range.len());
+                Err(match self.slots.find(other.0) {
+                    Some(slot) => error.detail(format!("that of storage {:?}", slot.name)),
+                    None => error,
+                })
+            }
+            _ => self.check_allocated(range, &mut None),
+        }
+    }
+
+    /// Refuses device bytes that are not all in one allocation of this device, as far as its driver
+    /// can tell. `known` is the allocation that was found last.
+    pub(super) fn check_allocated(
+        &mut self,
+        range: DeviceRange,
+        known: &mut Option<DeviceRange>,
+    ) -> Result<()> {
+        if known.is_some_and(|whole| whole.contains(range)) {
+            return Ok(());
+        }
+        let found = self.backend.allocation(range.at());
+        *known = self.seen(found)?;
+        match *known {
+            Some(whole) if !whole.contains(range) => {
+                let (at, len) = (whole.at().0, whole.len());
+                Err(Error::usage(Misuse::OutOfRange, self.verb)
+                    .bytes(range.len())
+                    .detail(format!("the allocation at {at:#x} has {len}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The same of the rows that are laid out: most lie in the allocation of the one before.
+    pub(super) fn check_rows(&mut self) -> Result<()> {
+        let mut known = None;
+        for index in 0..self.packer.layout.items().len() {
+            let range = self.packer.layout.items()[index].range;
+            self.check_allocated(range, &mut known)?;
+        }
+        Ok(())
+    }
+
     /// Passes where the engine is open and the device not lost, and hears of dropped handles.
     pub(super) fn begin(&mut self, op: &'static str) -> Result<()> {
         self.verb = op;

@@ -307,12 +307,13 @@ impl Engine {
     /// framework's; see the pull protocol in `docs/design.md`.
     ///
     /// # Errors
-    /// `Usage` for an empty range or one that overlaps another storage's device bytes; `Busy` past
+    /// `Usage` for an empty range, one that overlaps another storage's device bytes, or one that is
+    /// not all in one allocation of this device, as far as its driver tells; `Busy` past
     /// `storages_max`.
     pub fn adopt(&mut self, range: DeviceRange, name: impl Into<Name>) -> Result<Storage> {
         self.begin("adopt")?;
         let name = name.into();
-        self.check_range(range, "adopt").map_err(|error| error.at(name))?;
+        self.check_range(range).map_err(|error| error.at(name))?;
         self.insert(Slot::resident(name, Owner::Framework, range, Slot::NO_HOME), "adopt")
     }
 
@@ -417,23 +418,6 @@ impl Engine {
     fn leave_range(&mut self, id: StorageId, range: DeviceRange) {
         if self.slots.find(id.0).is_none_or(|slot| slot.owner != Owner::Fixed) {
             self.ranges.remove(&range.at().0);
-        }
-    }
-
-    /// Refuses a range that is empty or shares bytes with a storage on the device.
-    fn check_range(&self, range: DeviceRange, op: &'static str) -> Result<()> {
-        if range.is_empty() {
-            return Err(Error::usage(Misuse::Empty, op));
-        }
-        match self.ranges.range(..range.end()).next_back() {
-            Some((_, (end, other))) if *end > range.at().0 => {
-                let error = Error::usage(Misuse::Overlap, op).bytes(range.len());
-                Err(match self.slots.find(other.0) {
-                    Some(slot) => error.detail(format!("that of storage {:?}", slot.name)),
-                    None => error,
-                })
-            }
-            _ => Ok(()),
         }
     }
 

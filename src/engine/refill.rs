@@ -121,7 +121,7 @@ impl Engine {
         self.wasted(id)
     }
 
-    fn check_target(&self, id: StorageId, target: DeviceRange, op: &'static str) -> Result<()> {
+    fn check_target(&mut self, id: StorageId, target: DeviceRange, op: &'static str) -> Result<()> {
         let slot = self.slot(id, op)?;
         slot.must_be(Residency::Evicted(Tier::Host), op)?;
         if slot.owner != Owner::Framework {
@@ -131,7 +131,8 @@ impl Engine {
         if target.len() != slot.len {
             return Err(Error::usage(Misuse::LengthMismatch, op).at(slot.name).bytes(target.len()));
         }
-        self.check_range(target, op).map_err(|error| error.at(slot.name))
+        let name = slot.name;
+        self.check_range(target).map_err(|error| error.at(name))
     }
 
     /// Order, copy, sum. The storage is Refilling afterwards, or evicted as before.

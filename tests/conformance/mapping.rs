@@ -44,6 +44,29 @@ pub(crate) fn bytes_come_and_go_and_their_address_stays(rig: &dyn Rig) {
     backend.release_range(range).unwrap();
 }
 
+pub(crate) fn mapped_bytes_are_known_as_an_allocation(rig: &dyn Rig) {
+    let backend = &mut *rig.user();
+    let Some(unit) = granularity(backend) else { return };
+    let range = backend.reserve_range(Bytes(2 * unit.0)).unwrap();
+    let memory = backend.create_memory(Bytes(2 * unit.0)).unwrap();
+    let is_none = |backend: &mut dyn Backend| {
+        let error = backend.allocation(range.at()).unwrap_err();
+        assert_eq!(error.misuse(), Some(Misuse::OutOfRange), "{error}");
+    };
+    backend.map_memory(range, &[memory]).unwrap();
+    match backend.allocation(range.at()).unwrap() {
+        Some(whole) => assert!(whole.contains(range)),
+        None => return,
+    }
+    let second = range.at().offset(unit).unwrap();
+    assert!(backend.allocation(second).unwrap().is_some_and(|whole| whole.contains(range)));
+    backend.unmap_memory(range).unwrap();
+    is_none(backend);
+    backend.close_memory(memory).unwrap();
+    backend.release_range(range).unwrap();
+    is_none(backend);
+}
+
 pub(crate) fn several_pieces_of_memory_are_one_range(rig: &dyn Rig) {
     let backend = &mut *rig.user();
     let Some(unit) = granularity(backend) else { return };

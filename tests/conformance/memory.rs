@@ -1,7 +1,8 @@
 //! Promises of memory: allocation in stream order, accounts, registrations.
 
 use crate::rig::{PAGE, Pages, Rig, alloc, part, pattern};
-use lightering::{Bytes, Kind, Misuse};
+use lightering::backend::Backend;
+use lightering::{Bytes, DevicePtr, Kind, Misuse};
 
 pub(crate) fn freed_bytes_are_not_lent_before_their_readers_are_done(rig: &dyn Rig) {
     let backend = &mut *rig.user();
@@ -95,6 +96,31 @@ pub(crate) fn allocations_are_aligned_and_disjoint(rig: &dyn Rig) {
         backend.free_device(range.at(), a).unwrap();
     }
     backend.sync().unwrap();
+}
+
+pub(crate) fn an_allocation_is_known_by_each_of_its_addresses(rig: &dyn Rig) {
+    let backend = &mut *rig.user();
+    let a = backend.create_stream().unwrap();
+    let refused = |backend: &mut dyn Backend, at| {
+        let error = backend.allocation(at).unwrap_err();
+        assert_eq!(error.misuse(), Some(Misuse::OutOfRange), "{error}");
+    };
+    let range = alloc(backend, PAGE, a);
+    let Some(whole) = backend.allocation(range.at()).unwrap() else { return };
+    assert!(whole.contains(range));
+    for offset in [1, PAGE as u64 / 2, PAGE as u64 - 1] {
+        let at = range.at().offset(Bytes(offset)).unwrap();
+        assert_eq!(backend.allocation(at).unwrap(), Some(whole), "{offset}");
+    }
+    for at in [0, 7, 1 << 20, u64::MAX - 64] {
+        refused(backend, DevicePtr(at));
+    }
+    // Page-locked bytes are none of the device's.
+    let (_pages, pin) = Pages::pinned(backend, PAGE);
+    refused(backend, DevicePtr(pin.at().0));
+    backend.free_device(range.at(), a).unwrap();
+    backend.sync().unwrap();
+    refused(backend, range.at());
 }
 
 pub(crate) fn an_unregistered_range_is_gone(rig: &dyn Rig) {

@@ -2,8 +2,8 @@
 //!
 //! What is not in it, since only the simulated device can promise it (`tests/simulated*.rs`):
 //!
-//! * That device bytes outside every allocation are refused. A driver learns of them when the copy
-//!   runs, if at all: the address may be another library's, and is then as good as any.
+//! * That a copy of device bytes outside every allocation is refused. A driver learns of them when
+//!   the copy runs, if at all; who wants to know before asks for the allocation.
 //! * That memory is not unpinned under a copy. Of a driver it is asked only when no copy is in
 //!   flight, which is the caller's word (`Pinner::unregister`).
 //! * That a stream closed by its owner is stale to those who adopted it. To a driver the handle is
@@ -41,11 +41,13 @@ macro_rules! each_promise {
             memory::too_large_an_allocation_changes_nothing,
             memory::allocations_are_aligned_and_disjoint,
             memory::an_unregistered_range_is_gone,
+            memory::an_allocation_is_known_by_each_of_its_addresses,
             mapping::bytes_come_and_go_and_their_address_stays,
             mapping::several_pieces_of_memory_are_one_range,
             mapping::mapped_bytes_are_bytes_of_every_stream,
             mapping::what_is_mapped_is_neither_mapped_again_nor_given_back,
             mapping::mappings_that_do_not_fit_are_refused,
+            mapping::mapped_bytes_are_known_as_an_allocation,
             mapping::accounts_follow_memory_and_not_addresses,
             refusal::lengths_that_differ_are_refused,
             refusal::empty_requests_are_refused,

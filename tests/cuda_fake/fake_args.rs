@@ -52,6 +52,13 @@ impl<T> At<T> {
     }
 }
 
+impl At<u64> {
+    /// Where value `index` leads, which is a pointer.
+    pub(crate) fn at<U>(self, index: usize) -> At<U> {
+        At(std::ptr::with_exposed_provenance_mut(self.get(index) as usize))
+    }
+}
+
 impl At<u8> {
     /// Bytes of the fake's own device memory, which it has checked to be alive.
     pub(crate) fn device(at: u64) -> At<u8> {

@@ -227,6 +227,19 @@ api! {
         free.put(0, s.script().memory.saturating_sub(used));
         total.put(0, s.script().memory);
     }
+    fn cuPointerGetAttributes(s, count: u32, which: At<u32>, values: At<u64>, at: u64) {
+        s.current()?;
+        let (kind, device, start, len) = s.allocation(at);
+        for index in 0..count as usize {
+            match which.get(index) {
+                2 => values.at::<u32>(index).put(0, kind),
+                9 => values.at::<i32>(index).put(0, device),
+                11 => values.at::<u64>(index).put(0, start),
+                12 => values.at::<usize>(index).put(0, len),
+                _ => return Err(INVALID_VALUE),
+            }
+        }
+    }
     fn cuMemPoolCreate(s, pool: At<u64>, props: At<i32>) {
         s.device_memory(props)?;
         let (current, raw) = (s.current()?, s.handle());

@@ -140,6 +140,8 @@ pub(crate) struct State {
     /// Device memory and page-locked memory: length by address.
     pub(crate) memory: BTreeMap<u64, usize>,
     pub(crate) pinned: BTreeMap<u64, usize>,
+    /// Whose device memory it is, by address; kept of what was freed.
+    pub(crate) devices: BTreeMap<u64, i32>,
     /// Reserved addresses: length by address.
     pub(crate) ranges: BTreeMap<u64, usize>,
     /// Memory to be mapped: length by handle.
@@ -268,6 +270,8 @@ impl State {
         self.check_room(len)?;
         let at = Self::bytes(len, 256)?;
         self.memory.insert(at, len);
+        let device = (self.current()? - 0x100_0000) / 0x100;
+        self.devices.insert(at, device as i32);
         Ok(at)
     }
 
@@ -338,6 +342,23 @@ impl State {
             }
         }
         true
+    }
+
+    /// The kind of memory at an address (2: a device's), its device, and where it starts and how
+    /// long it is; of mapped memory what was reserved.
+    pub(crate) fn allocation(&self, at: u64) -> (u32, i32, u64, usize) {
+        let around = |start: u64, len: usize| (start..start + len as u64).contains(&at);
+        if let Some((start, len)) = self.memory.range(..=at).next_back() {
+            if around(*start, *len) {
+                return (2, self.devices[start], *start, *len);
+            }
+        }
+        let is_mapped = |(start, (len, ..)): (&u64, &(usize, u64, bool))| around(*start, *len);
+        let mapped = self.mapped.range(..=at).next_back().is_some_and(is_mapped);
+        match self.ranges.range(..=at).next_back() {
+            Some((start, len)) if mapped => (2, 0, *start, *len),
+            _ => (0, -1, 0, 0),
+        }
     }
 
     pub(crate) fn give(&mut self, at: u64) -> Result<(), u32> {

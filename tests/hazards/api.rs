@@ -1,10 +1,11 @@
 //! Hazards of the calls, H103 to H106: ranges that are none, handles of somebody else, threads, and
 //! calls from inside calls. The C interface has its own, when it comes.
 
-use crate::bench::{LEN, bounds, evict, owned, rig};
+use crate::bench::{LEN, away, bounds, evict, owned, rig};
 use crate::support::{Rig, quick_pool};
 use lightering::backend::Backend;
 use lightering::backend::sim::{Config, World};
+use lightering::pack::Strip;
 use lightering::trace::{Counters, Use};
 use lightering::{
     Bytes, DevicePtr, DeviceRange, Engine, Error, Kind, Misuse, PinnedPool, Shared, Storage,
@@ -36,24 +37,58 @@ fn h103_ranges_that_are_none_are_refused_before_the_device_hears_of_them() {
     assert_eq!(refused(past), Misuse::NotThere);
     // The one that asks for no bytes gets as far as the seam, which refuses it.
     assert_eq!(rig.engine.stats().seam, Counters { failures: 1, ..before });
-    // Bytes that no allocation holds: null, unaligned, huge. They are taken note of, since their
-    // owner says that they are there; the first copy of them is refused, and nothing is lost.
+    // Bytes that no allocation holds: null, unaligned, huge.
     for (at, len) in [(0, 64), (1, 63), (7, 1 << 40), (u64::MAX - 64, 64)] {
-        let range = DeviceRange::new(DevicePtr(at), Bytes(len)).unwrap();
-        let Ok(wild) = rig.engine.adopt(range, "wild") else { continue };
-        let error = match rig.engine.evict(wild.id(), on) {
-            Err(error) => error,
-            Ok(became) => {
-                assert!(matches!(became, lightering::Evict::Kept(_)), "{at} {len}: {became:?}");
-                continue;
-            }
-        };
+        let wild = DeviceRange::new(DevicePtr(at), Bytes(len)).unwrap();
+        let error = rig.engine.adopt(wild, "wild").unwrap_err();
         assert_eq!(error.misuse(), Some(Misuse::OutOfRange), "{at} {len}: {error}");
         assert!(error.to_string().contains("wild"), "{error}");
-        rig.engine.release(wild, on).unwrap();
     }
     assert_eq!(rig.pool.stats().lent, Bytes::ZERO);
     rig.check(0, range, 1, "what was right all along".into());
+    rig.assert_right();
+}
+
+/// Each was taken as it came, since its caller says that it is there, and told from good bytes by
+/// the driver alone: when events and waits were enqueued already, or by a kernel, which kills the
+/// context.
+#[test]
+fn h103_ranges_that_leave_their_allocation_are_refused_before_anything_is_enqueued() {
+    let mut rig = rig(1, POOL, 1);
+    let on = rig.streams[0].engine;
+    let storage = away(&mut rig, 1);
+    let gone = rig.take(0, LEN).unwrap();
+    let whole = rig.take(0, Bytes(2 * LEN.0)).unwrap();
+    rig.give(0, gone.at());
+    rig.fill(0, whole, 2);
+    rig.sim.sync().unwrap();
+    let behind = DeviceRange::new(whole.at().offset(Bytes(2 * LEN.0 - 8)).unwrap(), LEN).unwrap();
+    let before = rig.engine.stats().seam;
+    let pushed = |rig: &Rig| rig.engine.stats().seam;
+    assert_eq!(refused(rig.engine.adopt(behind, "behind")), Misuse::OutOfRange);
+    for target in [behind, gone] {
+        for error in [
+            rig.engine.prefetch(storage.id(), target, on).unwrap_err(),
+            rig.engine.refill(storage.id(), target, on).unwrap_err(),
+        ] {
+            assert_eq!(error.misuse(), Some(Misuse::OutOfRange), "{error}");
+        }
+    }
+    let first = whole.part(Bytes::ZERO, Bytes(16)).unwrap();
+    let strips = [first, behind].map(|range| Strip::whole(range).unwrap());
+    assert_eq!(refused(rig.engine.gather(&strips, on, "rows")), Misuse::OutOfRange);
+    assert_eq!(pushed(&rig), before);
+    let second = whole.part(LEN, LEN).unwrap();
+    let good = [first, second].map(|range| Strip::whole(range).unwrap());
+    let mut batch = rig.engine.gather(&good, on, "rows").unwrap();
+    let before = pushed(&rig);
+    assert_eq!(refused(rig.engine.scatter(&mut batch, &strips, on)), Misuse::OutOfRange);
+    assert_eq!(pushed(&rig), before);
+    rig.engine.scatter(&mut batch, &good, on).unwrap();
+    rig.engine.discard(batch).unwrap();
+    // Nothing was lost: it comes home to bytes that are there.
+    rig.engine.refill(storage.id(), second, on).unwrap();
+    rig.check(0, second, 1, "what left before".into());
     rig.assert_right();
 }
 

@@ -105,6 +105,9 @@ impl Backend for Faulty {
     fn close_event(&mut self, event: EventId) -> Result<()> {
         self.inner.close_event(event)
     }
+    fn allocation(&mut self, at: DevicePtr) -> Result<Option<DeviceRange>> {
+        self.inner.allocation(at)
+    }
     fn record(&mut self, event: EventId, stream: StreamId) -> Result<()> {
         self.strike("record")?;
         self.inner.record(event, stream)

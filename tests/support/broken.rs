@@ -196,6 +196,11 @@ impl<B: Backend> Backend for Broken<B> {
         }
     }
 
+    fn allocation(&mut self, _at: DevicePtr) -> Result<Option<DeviceRange>> {
+        // It may always say that it cannot tell.
+        Ok(None)
+    }
+
     fn record(&mut self, event: EventId, stream: StreamId) -> Result<()> {
         self.inner.record(event, stream)?;
         self.recordings.retain(|(other, _)| *other != event);

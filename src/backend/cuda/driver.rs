@@ -25,7 +25,7 @@ use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUjit_option,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationProp,
     CUmemGenericAllocationHandle, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
-    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use libloading::Library;
 use std::error::Error as _;
@@ -113,6 +113,9 @@ functions! {
     fn cuEventQuery(event: CUevent);
     fn cuEventElapsedTime(milliseconds: *mut f32, from: CUevent, to: CUevent);
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    fn cuPointerGetAttributes(
+        count: c_uint, which: *mut CUpointer_attribute, values: *mut *mut c_void, at: CUdeviceptr
+    );
     fn cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
     fn cuMemPoolDestroy(pool: CUmemoryPool);
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, which: CUmemPool_attribute, value: *mut c_void);

@@ -28,12 +28,13 @@ use super::code::OUT_OF_MEMORY;
 use super::context::{Entered, lock};
 use crate::backend::Memory;
 use crate::error::{Error, Misuse, Result};
-use crate::unit::{Bytes, DevicePtr, StreamId};
+use crate::unit::{Bytes, DevicePtr, DeviceRange, StreamId};
 use cudarc::driver::sys::{
     CUdeviceptr, CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUstream,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmemorytype, CUpointer_attribute, CUstream,
 };
 use std::collections::HashMap;
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 /// A device's pool, once something was allocated.
@@ -173,6 +174,46 @@ impl Cuda {
         }
         self.account.remove(at.0);
         Ok(())
+    }
+
+    /// What the driver knows of an address. Of mapped memory that is all that was reserved there.
+    pub(super) fn allocation_at(&self, at: DevicePtr) -> Result<DeviceRange> {
+        const OP: &str = "allocation";
+        let entered = self.context.enter(OP)?;
+        let mut kind = 0 as c_uint;
+        let mut device: c_int = -1;
+        let mut start: CUdeviceptr = 0;
+        let mut len: usize = 0;
+        let mut which = [
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        ];
+        let mut values: [*mut c_void; 4] = [
+            (&raw mut kind).cast(),
+            (&raw mut device).cast(),
+            (&raw mut start).cast(),
+            (&raw mut len).cast(),
+        ];
+        let count = which.len() as c_uint;
+        // SAFETY: as many attributes as places; each place is valid, and of its attribute's type as
+        // cuda.h has it (an enum of 32 bits, an int, an address, a size). Any address may be asked
+        // about: of one that is nobody's the driver says that it is of no kind.
+        let answer = unsafe {
+            let (which, values) = (which.as_mut_ptr(), values.as_mut_ptr());
+            entered.driver().cuPointerGetAttributes(count, which, values, at.0)
+        };
+        entered.check(answer)?;
+        if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
+            return Err(Error::usage(Misuse::OutOfRange, OP)
+                .detail(format!("no device memory is at {:#x}", at.0)));
+        }
+        if i64::from(device) != i64::from(self.context.about.device.0) {
+            return Err(Error::usage(Misuse::WrongDevice, OP)
+                .detail(format!("the bytes at {:#x} are on device {device}", at.0)));
+        }
+        DeviceRange::new(DevicePtr(start), Bytes(len as u64))
     }
 
     pub(super) fn memory_now(&self) -> Result<Memory> {

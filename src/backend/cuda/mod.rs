@@ -179,6 +179,10 @@ impl Backend for Cuda {
         self.events.close(event)
     }
 
+    fn allocation(&mut self, at: DevicePtr) -> Result<Option<DeviceRange>> {
+        self.allocation_at(at).map(Some)
+    }
+
     fn record(&mut self, event: EventId, stream: StreamId) -> Result<()> {
         self.enqueue_record(event, stream)
     }

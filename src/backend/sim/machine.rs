@@ -13,12 +13,14 @@
 //!
 //! The clocks and the simulated backend may use it.
 
-use super::memory::{Backing, HostPtr, MAPPED_OFFSET, Regions, WARM_BYTES_MAX, device_base};
+use super::memory::{
+    Backing, HostPtr, MAPPED_OFFSET, Regions, WARM_BYTES_MAX, device_base, device_of,
+};
 use super::queue::{Mark, Op, Queue};
 use super::room::Room;
 use crate::backend::mapping::Books;
 use crate::error::{Error, Misuse, Result};
-use crate::unit::{DeviceRange, Key, PinnedRange, Table};
+use crate::unit::{Bytes, DevicePtr, DeviceRange, Key, PinnedRange, Table};
 use slab::Slab;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -293,6 +295,31 @@ impl Machine {
         Err(Error::usage(Misuse::OutOfRange, op)
             .bytes(range.len())
             .detail("device bytes outside one live allocation"))
+    }
+
+    /// The allocation that an address lies in.
+    pub(super) fn allocation(
+        &mut self,
+        device: u32,
+        at: u64,
+        op: &'static str,
+    ) -> Result<DeviceRange> {
+        if device_of(at).is_some_and(|other| other != device) {
+            return Err(Error::usage(Misuse::WrongDevice, op)
+                .detail(format!("the bytes at {at:#x} are on another device")));
+        }
+        let base = device_base(device);
+        let found = if (base..base + MAPPED_OFFSET).contains(&at) {
+            let own = self.device(device).room.around(at - base);
+            own.map(|(start, len)| (base + start, len))
+        } else {
+            self.regions.around(at, Some(device))
+        };
+        let (start, len) = found.ok_or_else(|| {
+            let error = Error::usage(Misuse::OutOfRange, op);
+            error.detail(format!("no device memory is at {at:#x}"))
+        })?;
+        DeviceRange::new(DevicePtr(start), Bytes(len))
     }
 
     /// Where pinned bytes really are, and the region to hold for them.

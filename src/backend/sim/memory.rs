@@ -43,6 +43,12 @@ pub(super) fn device_base(device: u32) -> u64 {
     DEVICE_BASE + (u64::from(device) << DEVICE_SHIFT)
 }
 
+/// Whose address it is, if it is one of a device's own.
+pub(super) fn device_of(at: u64) -> Option<u32> {
+    let is_own = (DEVICE_BASE..PINNED_BASE).contains(&at);
+    is_own.then(|| ((at - DEVICE_BASE) >> DEVICE_SHIFT) as u32)
+}
+
 /// Where some simulated bytes really are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HostPtr(*mut u8);
@@ -267,6 +273,12 @@ impl Regions {
         let end = at.checked_add(len)?;
         let fits = end <= start + region.len && region.device == device;
         fits.then(|| (*start, region.at.offset(at - start)))
+    }
+
+    /// Where the region starts that an address lies in, and how long it is.
+    pub(super) fn around(&self, at: u64, device: Option<u32>) -> Option<(u64, u64)> {
+        let (start, region) = self.all.range(..=at).next_back()?;
+        (at < start + region.len && region.device == device).then_some((*start, region.len))
     }
 
     pub(super) fn hold(&mut self, region: u64) {

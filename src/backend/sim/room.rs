@@ -172,6 +172,12 @@ impl Room {
         })
     }
 
+    /// Where the allocation starts that an address lies in, and how long it is.
+    pub(super) fn around(&self, at: u64) -> Option<(u64, u64)> {
+        let (start, block) = self.live.range(..=at).next_back()?;
+        (at < start + block.len).then_some((*start, block.len))
+    }
+
     fn merge(&mut self) {
         self.gaps.dedup_by(|next, gap| {
             let alike = match (gap.after, next.after) {

@@ -267,6 +267,13 @@ impl Backend for Sim {
         state.machine.users[self.seat.user].events.remove(event.0, "close_event").map(drop)
     }
 
+    fn allocation(&mut self, at: DevicePtr) -> Result<Option<DeviceRange>> {
+        const OP: &str = "allocation";
+        let mut state = self.seat.lock();
+        state.enter(self.seat.device, OP)?;
+        state.machine.allocation(self.seat.device, at.0, OP).map(Some)
+    }
+
     fn record(&mut self, event: EventId, stream: StreamId) -> Result<()> {
         let user = self.seat.user;
         let mut state = self.seat.lock();
