@@ -81,6 +81,58 @@ fn sixteen_small_tables_do_not_keep_a_larger_batch_from_its_kernel() {
     rig.assert_right();
 }
 
+/// Passes kernels on, and keeps the most blocks that one of them had.
+struct Blocks {
+    inner: Sim,
+    most: Arc<AtomicUsize>,
+}
+
+impl Backend for Blocks {
+    pass_on!(memory);
+
+    fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        grid: Grid,
+        args: &[Arg],
+        on: StreamId,
+    ) -> Result<()> {
+        let blocks = grid.blocks.iter().product::<u32>() as usize;
+        self.most.fetch_max(blocks, Ordering::Relaxed);
+        self.inner.launch(kernel, grid, args, on)
+    }
+
+    pass_on!(rest);
+}
+
+/// A block runs on one multiprocessor: more of them would take the device from compute.
+#[test]
+fn no_gather_and_no_scatter_takes_more_blocks_than_it_may() {
+    let many = 1000;
+    for (pack_blocks_max, count, wanted) in [(1, many, 1), (5, many, 5), (64, many, 64), (64, 6, 3)]
+    {
+        let most = Arc::new(AtomicUsize::new(0));
+        let wrap = |inner: Sim| -> Box<dyn Backend> {
+            Box::new(Blocks { inner, most: Arc::clone(&most) })
+        };
+        let options = Options { pack_blocks_max, ..options() };
+        let pool = support::quick_pool(Bytes::mib(1));
+        let mut rig = Rig::wrapped(Config::adversary(1), pool, options, 1, wrap);
+        let on = rig.streams[0].engine;
+        let within = rig.take(0, Bytes(2 * ROW.0 * count)).unwrap();
+        rig.fill(0, within, 1);
+        let mut batch = gathered(&mut rig, within, count);
+        assert_eq!(most.swap(0, Ordering::Relaxed), wanted, "a gather of {count} rows");
+        rig.engine.gathered(&batch, on).unwrap();
+        rig.engine.scatter(&mut batch, &[rows(within, count)], on).unwrap();
+        assert_eq!(most.load(Ordering::Relaxed), wanted, "a scatter of {count} rows");
+        rig.engine.discard(batch).unwrap();
+        rig.check(0, within, 1, "rows".into());
+        rig.give(0, within.at());
+        rig.assert_right();
+    }
+}
+
 /// Has batches, and counts them; the `fails_at`th fails when half of it is enqueued.
 struct Half {
     inner: Sim,
