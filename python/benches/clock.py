@@ -127,9 +127,10 @@ def clean(built: Built, device: torch.device) -> None:
 
 
 def clean_host() -> None:
-    """Between workloads: pinned memory that torch caches, or ours has, is not kept from the next.
+    """Between workloads, and before the first visit to each way: pinned memory that torch caches
+    is not kept from the next, nor counted as the next one's.
 
-    Not between ways: who pins in every visit would be measured pinning.
+    Not between later visits: who pins in every visit would be measured pinning.
     """
     gc.collect()
     if torch.cuda.is_available() and hasattr(torch._C, "_host_emptyCache"):
@@ -144,13 +145,26 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
 
 
 def interval(
-    ours: Sequence[float], theirs: Sequence[float] | None, draws: int = 2000
+    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]] | None = None,
+    draws: int = 2000,
 ) -> tuple[float, float]:
-    """A bootstrap 95 % interval of the median, or of the ratio of two medians."""
+    """A bootstrap 95 % interval of the middle visit's median, or, beside others, of ``ratio``.
+
+    Visits are drawn, pairs of them with others, and then steps of each: a machine whose speed
+    drifts makes visits differ by more than their steps do.
+    """
     dice = random.Random(5)
 
-    def drawn(values: Sequence[float]) -> float:
-        return statistics.median(dice.choices(values, k=len(values)))
+    def drawn(values: Sequence[float]) -> list[float]:
+        return dice.choices(values, k=len(values))
 
-    found = sorted(drawn(ours) / (drawn(theirs) if theirs else 1.0) for _ in range(draws))
+    def once() -> float:
+        if theirs is None:
+            visits = dice.choices(ours, k=len(ours))
+            return statistics.median(statistics.median(drawn(one)) for one in visits)
+        pairs = list(zip(ours, theirs, strict=False))
+        picked = [(drawn(one), drawn(two)) for one, two in dice.choices(pairs, k=len(pairs))]
+        return ratio([one for one, _ in picked], [two for _, two in picked])
+
+    found = sorted(once() for _ in range(draws))
     return found[int(0.025 * draws)], found[int(0.975 * draws) - 1]

@@ -27,7 +27,8 @@ from ways import WAYS, Missing, Way
 from workloads import WORKLOADS, Built, build
 
 PAIRS = 200
-REPEATS = 9
+REPEATS = 20
+WARM = 3
 LENGTHS = 10
 STEPS = 100
 # Steps of one length in a row, of each half.
@@ -55,24 +56,31 @@ def pack_pairs(options: argparse.Namespace, output: Output) -> None:
     output.say("== host: microseconds of the host for one pack and one unpack, tensors of 1 MiB")
     built = _graph(device)
 
-    def parts(way: Way) -> tuple[float, ...]:
+    def once(way: Way) -> tuple[float, ...]:
         """Seconds of a forward, its backward, and of leaving the context."""
-        found = []
-        for _ in range(REPEATS):
-            built.model.zero_grad(set_to_none=True)
-            wait(device)
-            with way.context():
-                began = time.perf_counter()
-                loss = built.forward()
-                between = time.perf_counter()
-                loss.backward()
-                ended = time.perf_counter()
-            found.append((between - began, ended - between, time.perf_counter() - ended))
-            way.step_done()
-        # The fastest: the host's own time, without what else the machine did.
-        return tuple(min(each) for each in zip(*found[2:], strict=True))
+        built.model.zero_grad(set_to_none=True)
+        wait(device)
+        with way.context():
+            began = time.perf_counter()
+            loss = built.forward()
+            between = time.perf_counter()
+            loss.backward()
+            ended = time.perf_counter()
+        left = time.perf_counter()
+        way.step_done()
+        return between - began, ended - between, left - ended
 
-    plain = parts(Way(device))
+    def beside_plain(way: Way) -> list[float]:
+        """Microseconds of each part that a way adds to a pair: the middle one of the differences
+        of neighbours, plain first and ours first in turn."""
+        plain, found = Way(device), []
+        for nth in range(WARM + REPEATS):
+            both = (plain, way) if nth % 2 == 0 else (way, plain)
+            first, second = once(both[0]), once(both[1])
+            mine, theirs = (second, first) if nth % 2 == 0 else (first, second)
+            found.append([(one - two) / PAIRS * 1e6 for one, two in zip(mine, theirs, strict=True)])
+        return [statistics.median(part) for part in zip(*found[WARM:], strict=True)]
+
     for name in ("torch-all", "trl-all", "ours-all"):
         if name not in options.ways:
             continue
@@ -82,8 +90,7 @@ def pack_pairs(options: argparse.Namespace, output: Output) -> None:
         except Missing as missing:
             output.say(f"host {name}: skipped: {missing}")
             continue
-        pack, unpack, leave = ((ours - theirs) / PAIRS * 1e6
-                               for ours, theirs in zip(parts(way), plain, strict=True))
+        pack, unpack, leave = beside_plain(way)
         # Once a context, and over the simulated device the copies themselves: no part of a pair.
         said = resolved(pack, unpack, leave)
         text = {part: "not resolved" if us is None else f"{us:.1f} us"

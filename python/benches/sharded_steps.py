@@ -137,8 +137,7 @@ def report(found: dict[str, list[list[float]]], output: Output) -> None:
         over = between = "-"
         if control and name != "control":
             over = percent(ratio(visits, control))
-            between = " ".join(percent(edge) for edge in interval(
-                seconds, [one for each in control for one in each]))
+            between = " ".join(percent(edge) for edge in interval(visits, control))
         rows.append((name, f"{statistics.median(seconds):.4f}", over, between))
     output.say()
     output.table(rows)

@@ -84,11 +84,15 @@ def steps_of(workload: Workload, options: argparse.Namespace, output: Output, ta
                 continue
             way = WAYS[name](device)
             attached = False
+            if name not in says:
+                # What others left in torch's cache of pinned memory is not this one's.
+                clean_host()
             try:
                 way.attach(built)
                 attached = True
                 one = visit(built, way, device, each, options.warm)
-                says[name] = {"pinned_bytes": way.pinned_bytes(), **way.says()}
+                pinned = says.get(name, {}).get("pinned_bytes", way.pinned_bytes())
+                says[name] = {**way.says(), "pinned_bytes": pinned}
             except (Missing, torch.OutOfMemoryError) as error:
                 says[name] = {"missing": str(error).splitlines()[0]}
                 output.say(f"{workload.name} {name}: skipped: {says[name]['missing']}")
@@ -124,13 +128,14 @@ def add_row(
 ) -> None:
     seconds = [one for each in visits for one in each.seconds]
     median = statistics.median(seconds)
-    low, high = interval(seconds, None)
+    by_visit = [each.seconds for each in visits]
+    low, high = interval(by_visit)
     over = between = "-"
     control = found.get(workload.control)
     if control and name != workload.control:
-        theirs = [one for each in control for one in each.seconds]
-        over = percent(ratio([each.seconds for each in visits], [each.seconds for each in control]))
-        between = " ".join(percent(edge) for edge in interval(seconds, theirs))
+        theirs = [each.seconds for each in control]
+        over = percent(ratio(by_visit, theirs))
+        between = " ".join(percent(edge) for edge in interval(by_visit, theirs))
     out, back = (statistics.median(getattr(each, which) for each in visits)
                  for which in ("out_bytes", "in_bytes"))
     share = f"{(out / link[0] + back / link[1]) / median:.3f}" if out else "-"

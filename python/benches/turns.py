@@ -94,6 +94,6 @@ def _say(workload: Workload, found: dict[str, list[float]], output: Output) -> N
         if ours in (None, name):
             continue
         ratios = [one / two for one, two in zip(found[ours], theirs, strict=True)]
-        low, high = interval(ratios, None)
+        low, high = interval([ratios])
         output.say(f"{workload.name} {ours} over {name}: {percent(statistics.median(ratios))}, the "
                    f"middle of {len(ratios)} rounds ({percent(low)} to {percent(high)})")

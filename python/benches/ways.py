@@ -52,7 +52,8 @@ class Way:
         return 0, 0
 
     def pinned_bytes(self) -> int:
-        """Page-locked host memory that this way holds."""
+        """Page-locked host memory that this way holds; ask at its first visit, before which torch's
+        allocator was emptied."""
         return torch_pinned_bytes()
 
     def says(self) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class Way:
 
 
 def torch_pinned_bytes() -> int:
-    """What torch's own host allocator has page-locked; it gives nothing back."""
+    """What torch's own host allocator has page-locked; it keeps what is free until asked."""
     if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return 0
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))

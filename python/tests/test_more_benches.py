@@ -369,11 +369,24 @@ def test_of_two_middle_pairs_the_worse_counts():
 
 
 def test_an_interval_holds_the_ratio_of_medians_and_widens_with_noise():
-    steady = clock.interval([1.01] * 20, [1.0] * 20)
+    steady = clock.interval([[1.01] * 20], [[1.0] * 20])
     assert steady == (pytest.approx(1.01), pytest.approx(1.01))
     noisy = [1.0 + 0.1 * (nth % 5) for nth in range(20)]
-    low, high = clock.interval(noisy, [1.0] * 20)
+    low, high = clock.interval([noisy], [[1.0] * 20])
     assert low < 1.2 < high
+    low, high = clock.interval([noisy])
+    assert low < 1.2 < high
+
+
+def test_an_interval_knows_that_visits_drift_and_holds_its_own_estimate():
+    """It was that of all steps together, beside an estimate of pairs of visits."""
+    ours = [[1.000] * 10, [1.020] * 10, [1.010] * 10, [1.030] * 10]
+    theirs = [[1.0] * 10] * 4
+    low, high = clock.interval(ours, theirs)
+    assert low <= clock.ratio(ours, theirs) <= high
+    assert high - low > 0.01
+    low, high = clock.interval(ours)
+    assert low <= 1.01 < 1.02 <= high
 
 
 # ---- the judgement ----
