@@ -29,13 +29,16 @@ _UNFIT = ("FakeTensor", "FunctionalTensor", "NestedTensor")
 class Flattened:
     """A tensor taken apart: its plain tensors in order, and how to make it anew."""
 
-    __slots__ = ("_build", "leaves")
+    __slots__ = ("_build", "leaves", "names")
 
     def __init__(
-        self, leaves: list[torch.Tensor], build: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+        self, leaves: list[torch.Tensor], build: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+        names: Sequence[str] = (),
     ) -> None:
         self.leaves = leaves
         """The plain tensors that hold the bytes."""
+        self.names = names
+        """Attributes of the tensor that hold its inner tensors; none of one that has no inner."""
         self._build = build
 
     def rebuild(self, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -61,7 +64,11 @@ def flatten(tensor: torch.Tensor) -> Flattened | None:
         return None
     if any(parent.__name__ in _UNFIT for parent in kind.__mro__):
         return None
-    names, context = cast(Any, tensor).__tensor_flatten__()
+    try:
+        names, context = cast(Any, tensor).__tensor_flatten__()
+    except Exception:
+        # Whatever a foreign class says who cannot be taken apart now.
+        return None
     parts = [flatten(getattr(tensor, name)) for name in names]
     known = [part for part in parts if part is not None]
     if len(known) != len(parts):
@@ -80,7 +87,7 @@ def flatten(tensor: torch.Tensor) -> Flattened | None:
         made = cast(Any, kind).__tensor_unflatten__(inner, context, size, stride)
         return cast(torch.Tensor, made)
 
-    return Flattened([leaf for part in known for leaf in part.leaves], build)
+    return Flattened([leaf for part in known for leaf in part.leaves], build, names)
 
 
 def _arrived(tensor: torch.Tensor) -> Flattened | None:

@@ -15,6 +15,10 @@ Who may call it: the adapters of lightering.torch, at pack and at unpack, and te
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 _EMPTY: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
@@ -51,13 +55,19 @@ def share(
     return shared
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """A tensor's version, of a subclass as well."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor._version
+
+
 def edited(shared: torch.Tensor, seen: int, shape: torch.Size) -> RuntimeError:
     """What autograd raises where a tensor of this shape was edited in place after it was saved."""
     kind = f"a {shared.dtype} of shape {list(shape)} on {shared.device}"
     return RuntimeError(
         "one of the variables needed for gradient computation has been modified by an inplace "
-        f"operation: {kind} is at version {shared._version}; expected version {seen} instead. It "
-        "was saved for backward and moved off its device; edit a clone of it, or out of place"
+        f"operation: {kind} is at version {version_of(shared)}; expected version {seen} instead. "
+        "It was saved for backward and moved off its device; edit a clone of it, or out of place"
     )
 
 
@@ -75,15 +85,20 @@ class VersionProbe:
 
     __slots__ = ("_seen", "_shape", "_shared")
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        """Takes the version of now as the saved one. ``tensor`` is a plain one with a counter."""
-        self._shared = share(tensor)
-        self._seen = self._shared._version
+    def __init__(self, tensor: torch.Tensor, shared: torch.Tensor | None = None) -> None:
+        """Takes the version of now as the saved one.
+
+        Args:
+            tensor: has a counter.
+            shared: a tensor that shares it, and keeps no bytes; made of a plain one without that.
+        """
+        self._shared = share(tensor) if shared is None else shared
+        self._seen = version_of(self._shared)
         self._shape = tensor.shape
 
     def changed(self) -> bool:
         """Whether the tensor was edited in place since."""
-        return self._shared._version != self._seen
+        return version_of(self._shared) != self._seen
 
     def check(self) -> None:
         """Raises what autograd raises at this place.
@@ -93,6 +108,27 @@ class VersionProbe:
         """
         if self.changed():
             raise edited(self._shared, self._seen, self._shape)
+
+
+def share_outer(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor | None:
+    """As ``share``, of a subclass whose attributes of these names hold its bytes; None where it
+    does not let go of them. An operator in place counts in the subclass, not in what it holds."""
+    inner: Any = [getattr(tensor, name) for name in names]
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            shared = tensor.detach()
+            if shared is tensor:
+                return None
+            for name, part in zip(names, inner, strict=True):
+                setattr(shared, name, _empty(part))
+            # A class may have its own way to keep them, or a counter of its own.
+            is_bare = not any(getattr(shared, name).numel() for name in names)
+            is_same = is_bare and shared._version == tensor._version
+    except Exception:
+        # Whatever a foreign class says who is treated so; an inference tensor has no version.
+        return None
+    still = [getattr(tensor, name) for name in names]
+    return shared if is_same and all(map(operator.is_, still, inner)) else None
 
 
 def probe(tensor: torch.Tensor) -> VersionProbe | None:

@@ -123,6 +123,7 @@ impl Hooks {
         tensor: &Bound<'py, PyAny>,
         storage: &Bound<'py, PyAny>,
         extent: u64,
+        outer: i64,
     ) -> PyResult<Result<Moved, Why<'py>>> {
         let (py, this) = (slf.py(), slf.get());
         let device = tensor.getattr(intern!(py, "device"))?;
@@ -141,7 +142,7 @@ impl Hooks {
         let version = torch::version(tensor)?;
         if let Some(stash) = books.get().find(storage) {
             // However small: who keeps a view keeps the storage that left.
-            return Ok(match stash.version == version {
+            return Ok(match (stash.version, stash.outer) == (version, outer) {
                 true => Ok(Moved::new(tensor, stash, extent)?),
                 false => Err(Why::Named("EDITED")),
             });
@@ -156,7 +157,7 @@ impl Hooks {
             return Ok(Err(Why::Named("OUTLIVED")));
         }
         let counts = this.counts(py)?;
-        match pack(&books, &saved, counts, storage, (whole, version), rules) {
+        match pack(&books, &saved, counts, storage, (version, outer), rules) {
             Ok(stash) => {
                 if matches!(rules.about, About::Inputs(_)) {
                     slf.call_method1(intern!(py, "_packed"), (&books, &saved))?;
@@ -295,7 +296,7 @@ impl Hooks {
             false => None,
         };
         match (Hooks::wish(slf, tensor, storage.as_ref())?, storage) {
-            (None, Some(storage)) => Hooks::_take(slf, tensor, &storage),
+            (None, Some(storage)) => Hooks::_take(slf, tensor, &storage, 0),
             (None, None) => slf.call_method1(intern!(py, "_pack_apart"), (tensor,)),
             (Some(Why::NotAbout), _) => {
                 if !torch.is_in_backward(py)? {
@@ -311,15 +312,18 @@ impl Hooks {
         }
     }
 
-    /// Packs a plain tensor that the mode wants to move.
+    /// Packs a plain tensor that the mode wants to move. `outer` is the version of the subclass
+    /// that it is a part of: an edit of that one does not count in its own.
+    #[pyo3(signature = (tensor, storage, outer = 0))]
     fn _take<'py>(
         slf: &Bound<'py, Hooks>,
         tensor: &Bound<'py, PyAny>,
         storage: &Bound<'py, PyAny>,
+        outer: i64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
         let extent = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
-        match Hooks::move_or_stay(slf, tensor, storage, extent)? {
+        match Hooks::move_or_stay(slf, tensor, storage, extent, outer)? {
             Ok(moved) => Ok(Bound::new(py, moved)?.into_any()),
             Err(why) => {
                 Hooks::stay(slf, extent.min(torch::bytes(storage)?), why)?;
@@ -340,24 +344,24 @@ fn stays_for(py: Python<'_>, error: &PyErr) -> bool {
 /// A lease and its number, which storage left and how, what may be dropped.
 type Packed = (Lease, u64, Option<(u64, Cow<'static, str>)>, Gone);
 
-/// Takes a storage of so many bytes, of a tensor of that version; it leaves now, later, or not at
-/// all, as the policy says.
+/// Takes a storage, of a tensor of that version in a subclass of that one; it leaves now, later, or
+/// not at all, as the policy says.
 fn pack(
     books: &Bound<'_, Books>,
     saved: &Bound<'_, PyAny>,
     counts: Py<Counts>,
     storage: &Bound<'_, PyAny>,
-    (nbytes, version): (u64, i64),
+    versions: (i64, i64),
     rules: &Rules,
 ) -> PyResult<Arc<Stash>> {
-    let (py, this) = (books.py(), books.get());
+    let (py, this, nbytes) = (books.py(), books.get(), torch::bytes(storage)?);
     let _entered = this.enter(py)?;
     // Before the engine knows of it: a collection may run here.
     let source = this.source(storage)?;
     let (address, stream) = (torch::address(storage)?, Books::stream_now(books)?);
     let (lease, number, left, gone) = ask_to_pack(saved, address, nbytes, stream, &rules.name)?;
-    let of = (address, nbytes, version);
-    let stash = Stash::new(books.clone().unbind(), counts, lease, number, source.unbind(), of);
+    let (of, source) = ((address, nbytes), source.unbind());
+    let stash = Stash::new(books.clone().unbind(), counts, lease, number, source, of, versions);
     let stash = Arc::new(stash);
     let was_named = this.enter_stash(&stash, storage);
     match left {

@@ -43,6 +43,8 @@ pub(crate) struct Stash {
     pub(crate) address: u64,
     pub(crate) nbytes: u64,
     pub(crate) version: i64,
+    /// The version of the subclass that it was saved as a part of; 0 of a plain tensor.
+    pub(crate) outer: i64,
     marks: Mutex<Marks>,
 }
 
@@ -71,10 +73,18 @@ impl Stash {
         lease: Lease,
         number: u64,
         source: Py<PyWeakrefReference>,
-        (address, nbytes, version): (u64, u64, i64),
+        (address, nbytes): (u64, u64),
+        (version, outer): (i64, i64),
     ) -> Stash {
         let (lease, marks) = (Some(lease), Mutex::default());
-        Stash { books, counts, lease, number, source, address, nbytes, version, marks }
+        Stash { books, counts, lease, number, source, address, nbytes, version, outer, marks }
+    }
+
+    /// The storage it was saved with, where somebody keeps it, and with it the bytes.
+    pub(crate) fn alive<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(storage) = self.source.bind(py).upgrade() else { return Ok(None) };
+        let found = (torch::address(&storage)?, torch::bytes(&storage)?);
+        Ok((found == (self.address, self.nbytes)).then_some(storage))
     }
 
     /// What changes. Not to be held while Python runs: a collection may want it.

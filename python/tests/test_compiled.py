@@ -11,9 +11,10 @@ import warnings
 import lightering.torch
 import pytest
 import torch
-from lightering.torch import _warn
+from lightering.torch import _warn, offload_wrapper
 from rig import rig  # noqa: F401
 from saving import leaf, save
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 
 @pytest.fixture(autouse=True)
@@ -97,10 +98,12 @@ def test_our_checkpoint_inside_of_a_compiled_region_is_torchs(rig):  # noqa: F81
     assert lightering.torch.report(rig.engine).moved == before
 
 
-def test_an_edit_through_data_raises_nowhere_and_what_was_copied_comes_back(rig):  # noqa: F811
+def test_an_edit_through_data_raises_nowhere_and_its_owners_bytes_are_read(rig):  # noqa: F811
+    """With somebody who keeps the storage the backward reads that, as without offload; else there
+    is nobody who could edit it, and what was copied comes back."""
     old, new = (torch.full((256,), value, device=rig.device) for value in (2.0, 5.0))
 
-    def seen_by_backward(context) -> torch.Tensor:
+    def seen_by_backward(context, keeps: bool) -> torch.Tensor:
         x, seen, saved = leaf(rig.device), [], old.clone()
         if context is None:
             out = save(x, [saved], seen)
@@ -111,12 +114,40 @@ def test_an_edit_through_data_raises_nowhere_and_what_was_copied_comes_back(rig)
                 out = save(out, [torch.zeros(64, device=rig.device)], [])
                 rig.engine.drain()
             rig.desk.flush()
-        saved.data.copy_(new)
+        if keeps:
+            saved.data.copy_(new)
+        else:
+            del saved
         out.sum().backward()
         return seen[0][0].clone()
 
-    assert torch.equal(seen_by_backward(None), new), "autograd itself does not notice"
-    assert torch.equal(seen_by_backward(rig.saved()), old), "copied before the edit"
-    # Its bytes were still there, and nothing was fetched: as without offload.
+    assert torch.equal(seen_by_backward(None, True), new), "autograd itself does not notice"
+    assert torch.equal(seen_by_backward(rig.saved(), True), new)
+    assert torch.equal(seen_by_backward(rig.saved(), False), old)
     kept = rig.saved(min_bytes=1 << 20)
-    assert torch.equal(seen_by_backward(kept), new)
+    assert torch.equal(seen_by_backward(kept, True), new)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_wrapped_module_that_is_compiled_runs_as_without_and_says_so(
+    rig, fullgraph, monkeypatch  # noqa: F811
+):
+    """It broke the graph, which ``fullgraph`` forbids, moved nothing, and said nothing."""
+    monkeypatch.setattr(_warn, "_told", set())
+
+    def gradient(wrap):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        layers = [wrap(checkpoint_wrapper(torch.nn.Linear(64, 64))).to(rig.device)
+                  for _ in range(3)]
+        layers = [torch.compile(each, backend="eager", fullgraph=fullgraph) for each in layers]
+        x = value = torch.ones(8, 64, device=rig.device, requires_grad=True)
+        for layer in layers:
+            value = layer(value).sin()
+        value.sum().backward()
+        return x.grad
+
+    wanted = gradient(lambda layer: layer)
+    with pytest.warns(UserWarning, match="offload_wrapper moves nothing of what is compiled"):
+        found = gradient(lambda layer: offload_wrapper(layer, engine=rig.engine))
+    assert torch.equal(found, wanted)

@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from lightering._ownership import identity
 from lightering._subclass import flatten, is_plain
+from lightering._version import share_outer
 from lightering.torch import _reasons
 from rig import rig  # noqa: F401
+from saving import leaf, save
 
 
 class Pair(torch.Tensor):
@@ -45,7 +47,7 @@ class Pair(torch.Tensor):
                 Pair, lambda pair: getattr(pair, name), (args, kwargs or {}))
             return func(*args_of, **kwargs_of)
 
-        out = Pair(take("one"), take("two"), "made")
+        out = cls(take("one"), take("two"), "made")
         return return_and_correct_aliasing(func, args, kwargs or {}, out)
 
 
@@ -149,3 +151,79 @@ def test_a_nested_tensor_stays_and_its_gradient_is_the_same(rig, layout):  # noq
 def test_zeros_without_bytes_are_not_plain():
     zeros = torch._efficientzerotensor(5)
     assert not is_plain(zeros) and flatten(zeros) is None
+
+
+class Whole(Pair):
+    """Cannot be taken apart now."""
+
+    def __tensor_flatten__(self):
+        raise NotImplementedError("not now")
+
+
+class Stubborn(Pair):
+    """Does not let go of what it holds."""
+
+    one = property(lambda self: self.__dict__["kept"])
+
+    @one.setter
+    def one(self, value):
+        self.__dict__.setdefault("kept", value)
+
+
+def test_a_class_that_cannot_be_taken_apart_now_stays(rig):  # noqa: F811
+    """Its error came out of the forward."""
+    tensor = Whole(*(torch.ones(64, device=rig.device) for _ in range(2)), "made")
+    assert flatten(tensor) is None
+    x = leaf(rig.device)
+    seen: list = []
+    with rig.saved() as context:
+        out = save(x, [tensor], seen)
+    out.sum().backward()
+    assert _reasons.UNKNOWN_KIND in context.report().kept
+
+
+def pair(rig, value=1.0):  # noqa: F811
+    return Pair(*(torch.full((64,), value, device=rig.device) for _ in range(2)), "made")
+
+
+@pytest.mark.parametrize("min_bytes", [16, 1 << 20])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_an_edit_of_a_subclass_raises_what_autograd_raises(rig, min_bytes, flushed):  # noqa: F811
+    """It counts in the subclass, and not in the tensors that it holds."""
+    def backward(around):
+        x = pair(rig).requires_grad_()
+        with around:
+            tensor = x * 3
+            out = tensor.sin().sum()
+            if flushed:
+                rig.engine.drain()
+                rig.desk.flush()
+            with torch.no_grad():
+                tensor.add_(1)
+        out.backward()
+
+    for around in (contextlib.nullcontext(), rig.saved(min_bytes=min_bytes)):
+        with pytest.raises(RuntimeError, match="modified by an ?inplace operation"):
+            backward(around)
+
+
+def test_a_subclass_that_is_saved_edited_and_saved_again_gives_each_its_own(rig):  # noqa: F811
+    """The second one was taken for the first, which had left."""
+    def gradient(around):
+        weight, state = pair(rig).requires_grad_(), pair(rig, 2.0)
+        with around:
+            first = (state * weight).sum()
+            rig.engine.drain()
+            rig.desk.flush()
+            state.mul_(0.5)
+            second = (state * weight).sum()
+        del first, state
+        second.backward()
+        return weight.grad.one.clone()
+
+    assert torch.equal(gradient(rig.saved()), gradient(contextlib.nullcontext()))
+
+
+def test_a_class_that_does_not_let_go_of_its_bytes_stays(rig):  # noqa: F811
+    tensor = Stubborn(torch.ones(64, device=rig.device), torch.ones(64, device=rig.device), "made")
+    assert share_outer(tensor, ["one", "two"]) is None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import warnings
 
 import harness
@@ -375,3 +376,11 @@ def test_a_checkpoint_of_a_later_torch_is_told_the_word(monkeypatch):
     with torch.no_grad():
         checkpoint(torch.sin, x)
     assert told == [True, False, False, True]
+
+
+def test_a_module_of_the_shared_engine_is_pickled_in_a_child_of_a_fork(monkeypatch):
+    """It was told to have an engine of its own: a child forgets its parent's shared modes."""
+    module = offload_wrapper(checkpoint_wrapper(torch.nn.Linear(4, 4)))
+    monkeypatch.setattr(_wrapper, "_shared_default", [])
+    again = pickle.loads(pickle.dumps(module))
+    assert list(again.state_dict()) == list(module.state_dict())

@@ -21,6 +21,7 @@ import torch
 
 from .. import _arguments, _forks, _native
 from .._subclass import flatten
+from .._version import VersionProbe, share_outer, version_of
 from ..engine import Engine, Size
 from . import _reasons
 from ._packed import Packed, Split, unpack
@@ -173,9 +174,15 @@ class Context(_native.Hooks):
     def _pack_apart(self, tensor: torch.Tensor) -> Packed:
         """Packs a tensor that is not plain by those that it is of."""
         flat = flatten(tensor)
-        if flat is not None:
+        if flat is not None and not flat.names:
+            # What a collective gave; nobody can edit what is only waited for.
             parts = [self._take(leaf, leaf.untyped_storage()) for leaf in flat.leaves]
             return Split(parts, flat.detach())
+        shared = None if flat is None else share_outer(tensor, flat.names)
+        if flat is not None and shared is not None:
+            seen = version_of(shared)
+            parts = [self._take(leaf, leaf.untyped_storage(), seen) for leaf in flat.leaves]
+            return Split(parts, flat.detach(), VersionProbe(tensor, shared))
         self._counts.stay(self._extent(tensor), _reasons.UNKNOWN_KIND)
         return self._keep(tensor)
 

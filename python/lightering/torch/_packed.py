@@ -19,23 +19,28 @@ from typing import Any
 import torch
 
 from .._native import Kept, Moved, unpack
+from .._version import VersionProbe
 
 
 class Split:
     """A tensor subclass, as the plain tensors that hold its bytes."""
 
-    __slots__ = ("_build", "_parts")
+    __slots__ = ("_build", "_parts", "_probe")
 
     def __init__(
         self,
         parts: Sequence[Kept | Moved],
         build: Callable[[Sequence[torch.Tensor]], torch.Tensor],
+        probe: VersionProbe | None = None,
     ) -> None:
         self._parts = parts
         self._build = build
+        self._probe = probe
 
     def unpack(self) -> torch.Tensor:
-        """The tensor, put together. Raises as its parts do."""
+        """The tensor, put together. Raises as its parts do, and where it was edited as a whole."""
+        if self._probe is not None:
+            self._probe.check()
         return self._build([part.unpack() for part in self._parts])
 
 

@@ -38,13 +38,26 @@ from ._context import _hooks, checked
 from ._hidden import HiddenStates, first_is_hidden_states
 from ._packed import Packed, unpack
 from ._report import Report
+from ._warn import warn_once
 
 
+_COMPILED = (
+    "offload_wrapper moves nothing of what is compiled around it: its checkpoint is a part of the "
+    "compiler's graph then; wrap the compiled layer, "
+    "offload_wrapper(checkpoint_wrapper(torch.compile(layer))), or use SavedTensors"
+)
 _BY_KEYWORD = (
     "it moved nothing of a call: its checkpoint saved no floating-point input, and tensors came by "
     "a keyword; pass the layer its input as the first positional argument, not by a keyword; or "
     "use SavedTensors to move all that it saves"
 )
+
+
+@torch.compiler.assume_constant_result
+def _tell_of_compiling() -> bool:
+    """Called once, while a compiler traces a call; it keeps the result."""
+    warn_once(HiddenStates._name, _COMPILED)
+    return True
 
 
 class _Shared(HiddenStates):
@@ -100,9 +113,10 @@ class _Shared(HiddenStates):
         return self._pack_apart(tensor)
 
     def _next_step(self, least: int) -> None:
-        super()._next_step(least)
         self._test_itself()
         self._begin()
+        # Last, as the engine may have an error of the step before to tell.
+        super()._next_step(least)
 
 
 _shared: weakref.WeakKeyDictionary[Engine, _Shared] = weakref.WeakKeyDictionary()
@@ -157,7 +171,7 @@ class _Held:
         return self
 
     def __reduce__(self) -> Any:
-        if self.mode not in _shared_default:
+        if self.mode._has_engine:
             raise pickle.PicklingError(
                 "a module that offload_wrapper gave an engine of its own (engine=) cannot be "
                 "pickled; its state_dict can"
@@ -177,13 +191,21 @@ class OffloadWrapper(ActivationWrapper):
         self._mode = _Held(mode)
         self._takes_hidden_states = first_is_hidden_states(cast(Any, type(_innermost(module))))
 
-    @torch._disable_dynamo(recursive=False)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module; what its checkpoint saves first leaves the device.
+
+        Inside of a compiled function it is torch's checkpoint, and nothing leaves: that is told.
 
         Raises:
             Usage: nothing checkpoints the module, and it trains.
         """
+        if torch.compiler.is_compiling():
+            _tell_of_compiling()
+            return self._checkpoint_wrapped_module(*args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    @torch._disable_dynamo(recursive=False)
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         module, mode = self._checkpoint_wrapped_module, self._mode.mode
         if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
             return module(*args, **kwargs)
