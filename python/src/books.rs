@@ -16,6 +16,7 @@
 //! The hooks use it, and Python's `Desk`, which is one.
 
 use crate::engine::Engine;
+use crate::lock::Lock;
 use crate::process;
 use crate::room::Room;
 use crate::stash::Stash;
@@ -54,10 +55,7 @@ pub(crate) struct Books {
 /// What Python's part made.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    lock: Py<PyAny>,
-    acquire: Py<PyAny>,
-    leave: Py<PyAny>,
-    dead: Py<PyAny>,
+    lock: Py<Lock>,
     pub(crate) room: Py<Room>,
     source_died: Py<SourceDied>,
 }
@@ -83,12 +81,7 @@ pub(crate) struct Entered<'a, 'py>(&'a Parts, Python<'py>);
 impl Drop for Entered<'_, '_> {
     fn drop(&mut self) {
         let Entered(parts, py) = self;
-        let left = parts.leave.bind(*py).call0().map(drop);
-        let buried = match parts.dead.bind(*py).len() {
-            Ok(0) => Ok(()),
-            _ => parts.lock.bind(*py).call_method0(intern!(*py, "bury_the_dead")).map(drop),
-        };
-        if let Err(error) = left.and(buried) {
+        if let Err(error) = parts.lock.get().leave(*py) {
             error.write_unraisable(*py, None);
         }
     }
@@ -106,7 +99,7 @@ impl Books {
 
     pub(crate) fn enter<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<Entered<'a, 'py>> {
         let parts = self.parts()?;
-        parts.acquire.bind(py).call0()?;
+        parts.lock.get().take(py)?;
         Ok(Entered(parts, py))
     }
 
@@ -177,8 +170,9 @@ impl Books {
     ) -> PyResult<()> {
         let (py, books) = (slf.py(), slf.get());
         let parts = books.parts()?;
-        if !parts.acquire.bind(py).call1((false,))?.is_truthy()? {
-            return parts.lock.bind(py).call_method1("queue", (number, source)).map(drop);
+        if !parts.lock.get().try_take(py)? {
+            let source = source.clone().into_any().unbind();
+            return parts.lock.get().queue(py, number, source);
         }
         let _entered = Entered(parts, py);
         match Books::bury_now(slf, number, source) {
@@ -286,18 +280,11 @@ impl Books {
     }
 
     /// Gives it what Python's part made: its lock, and room on the device.
-    fn open(slf: &Bound<'_, Books>, lock: &Bound<'_, PyAny>, room: Py<Room>) -> PyResult<()> {
+    fn open(slf: &Bound<'_, Books>, lock: Py<Lock>, room: Py<Room>) -> PyResult<()> {
         let py = slf.py();
         // Weak: whoever waits for a storage's death keeps no desk alive.
         let books = PyWeakrefReference::new(slf)?.unbind();
-        let parts = Parts {
-            acquire: lock.getattr("acquire")?.unbind(),
-            leave: lock.getattr("leave")?.unbind(),
-            dead: lock.getattr("dead")?.unbind(),
-            lock: lock.clone().unbind(),
-            room,
-            source_died: Py::new(py, SourceDied { books })?,
-        };
+        let parts = Parts { lock, room, source_died: Py::new(py, SourceDied { books })? };
         let opened = slf.get().parts.set(parts);
         opened.map_err(|_| crate::errors::Usage::new_err("a desk is opened once"))
     }

@@ -24,6 +24,7 @@ mod fetch;
 mod frames;
 mod host;
 mod kept;
+mod lock;
 mod moved;
 mod pack;
 mod pool;
@@ -51,6 +52,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<books::Books>()?;
     module.add_class::<counts::Counts>()?;
     module.add_class::<kept::Kept>()?;
+    module.add_class::<lock::Lock>()?;
     module.add_class::<moved::Moved>()?;
     module.add_class::<pack::Hooks>()?;
     module.add_class::<room::Room>()?;

@@ -15,9 +15,7 @@ Who may call it: the contexts of lightering.torch.
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,51 +26,6 @@ from ._memory import Room
 
 if TYPE_CHECKING:
     from ._context import Context
-
-
-class _Lock:
-    """A desk's lock, which a stash that dies never waits for.
-
-    A stash dies anywhere, and so in a collection that runs while its thread holds another desk's
-    lock; threads that waited there for one another's desks would wait for ever. Whoever holds the
-    lock buries what died meanwhile.
-    """
-
-    def __init__(self, bury: Any) -> None:
-        lock = threading.RLock()
-        # Looked up once: they are called for each saved tensor.
-        self.acquire, self.leave = lock.acquire, lock.release
-        # Not the desk itself, which has this lock.
-        self._bury = weakref.WeakMethod(bury)
-        self.dead: deque[tuple[int, Any]] = deque()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self.leave()
-        if self.dead:
-            self.bury_the_dead()
-
-    def queue(self, number: int, source: Any) -> None:
-        """A stash has died that could not be buried at once."""
-        self.dead.append((number, source))
-        self.bury_the_dead()
-
-    def bury_the_dead(self) -> None:
-        """Whoever has left the lock does."""
-        dead = self.dead
-        while dead and self.acquire(False):
-            try:
-                number, source = dead.popleft()
-                bury = self._bury()
-                if bury is not None:
-                    bury(number, source)
-            except (IndexError, _native.Error):
-                # Somebody else was faster; or the engine is lost, as the next verb will tell.
-                pass
-            finally:
-                self.leave()
 
 
 class Desk(_native.Books):
@@ -92,7 +45,8 @@ class Desk(_native.Books):
         self.is_simulated = engine.is_simulated
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
-        self.lock = _Lock(self._bury)
+        # Weak: the lock is the desk's.
+        self.lock = _native.Lock(weakref.WeakMethod(self._bury))
         self.room = Room(self.kind, self.index)
         self.device = self.room.device
         self.open(self.lock, self.room)
