@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Training steps under FSDP2 on two GPUs, and all-gathers beside copies.
 
-    sharded_steps.py [--steps 20] [--rounds 4] [--scale full|small] [--device auto|cpu|cuda]
-                     [--ranks 2] [--out FOLDER]
+    sharded_steps.py [--parts steps,gathers] [--steps 20] [--rounds 4] [--scale full|small]
+                     [--device auto|cpu|cuda] [--ranks 2] [--out FOLDER]
 
 Each rank trains Qwen3-1.7B's shape, 8 x 2048, each layer sharded and checkpointed, in turn without
 offload, with the same bytes copied raw beside it, and with ours. A step takes as long as its
-slowest rank. Then passes of 20 all-gathers alone, beside raw copies out, and beside ours.
+slowest rank. Then passes of 20 all-gathers alone, beside raw copies out, and beside ours. The part
+``turns`` takes the steps one by one in turn, ``--rounds`` there and back, for less than a percent.
 ``--scale small`` on CPUs with gloo tries the script itself; such times are no figures.
 """
 
@@ -34,7 +35,8 @@ from lines import program
 from output import Output, gigabytes, percent
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from ways import WAYS, Missing, versions
+from turns import rounds_of, say
+from ways import WAYS, Missing, OursAll, load, versions
 from workloads import WORKLOADS, Built, Workload, build
 
 NAME = "sharded-1.7b"
@@ -74,8 +76,14 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
                             world_size=options.ranks, timeout=datetime.timedelta(seconds=300))
     output = Output(options.out, device, options.command) if rank == 0 else None
     try:
-        steps(sharded(device, options.small), device, options, output)
-        gathers(device, options, output)
+        if "steps" in options.parts or "turns" in options.parts:
+            built = sharded(device, options.small)
+            for part, run in (("steps", steps), ("turns", turns)):
+                if part in options.parts:
+                    run(built, device, options, output)
+            del built
+        if "gathers" in options.parts:
+            gathers(device, options, output)
     finally:
         # A model is a cycle that holds the group, whose threads would outlive its end.
         gc.collect()
@@ -129,6 +137,29 @@ def steps(
         report(found, output)
 
 
+def turns(
+    built: Built, device: torch.device, options: argparse.Namespace, output: Output | None
+) -> None:
+    """Steps of all ways one by one in turn; of each the slowest rank's."""
+    ways: dict[str, Any] = {}
+    for name in ORDER:
+        way = WAYS[name](device)
+        try:
+            way.attach(built)
+        except Missing as missing:
+            if output:
+                output.say(f"{NAME} {name}: skipped: {missing}")
+            continue
+        ways[name] = way
+    dist.barrier()
+    found = rounds_of(built, ways, options, device, output, NAME, slowest)
+    if output:
+        say(NAME, found, output)
+    for way in ways.values():
+        way.detach(built)
+    clean(built, device)
+
+
 def report(found: dict[str, list[list[float]]], output: Output) -> None:
     rows = [("way", "step s", "over control", "95 %")]
     control = found.get("control")
@@ -145,7 +176,8 @@ def report(found: dict[str, list[list[float]]], output: Output) -> None:
 
 def gathers(device: torch.device, options: argparse.Namespace, output: Output | None) -> None:
     """Seconds of 20 all-gathers behind a chain of kernels that saves tensors: plainly, while the
-    same bytes are copied out raw, and while the chain's saved tensors leave through ours."""
+    same bytes are copied out raw, and while the chain's saved tensors leave through ours. Ours has
+    a window that all of them fit in, so that both copy long past the last gather."""
     on_gpu = device.type == "cuda"
     numel = (1 << 10) if options.small else (16 << 20)
     links = 8 if options.small else 96
@@ -162,17 +194,25 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
             value = value.sin()
         return value
 
+    # The chain's first tensor is a leaf, which stays.
+    leaving = (links - 1) * numel * piece.element_size()
+
     def raw() -> None:
-        for _ in range(links):
+        for _ in range(links - 1):
             if aside is None:
                 host.copy_(piece)
                 continue
             with torch.cuda.stream(aside):
                 host.copy_(piece, non_blocking=True)
 
-    ours = WAYS["ours-all"](device)
-    # Of each pass: what left for ours, and what of it was under way when the gathers began.
-    left: list[dict[str, int]] = []
+    try:
+        window = load("lightering").Engine(
+            str(device) if on_gpu else "sim", unreleased_bytes=2 * leaving)
+    except Missing:
+        window = None
+    ours = OursAll(device, window)
+    # Of each pass, what left for ours.
+    left: list[int] = []
 
     def timed(context: Any, beside: Any) -> float:
         before = ours.moved()[0] if context is not plain else 0
@@ -186,8 +226,7 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
         if context is not plain:
-            left.append({"out_bytes": ours.moved()[0] - before,
-                         "under_way_bytes": ours.engine().stats()["out_in_flight_bytes"]})
+            left.append(ours.moved()[0] - before)
         began = time.perf_counter()
         with torch.cuda.stream(collective) if on_gpu else nullcontext():
             for _ in range(GATHERS):
@@ -217,14 +256,17 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         passes = slowest(values[2:], device)
         if output:
             output.say(f"gathers {name}: {statistics.median(passes) * 1e3:.2f} ms")
-            moved = left[2:] if name == "ours" else [{}] * len(passes)
+            moved = {"ours": left[2:], "raw": [leaving] * len(passes)}.get(name, [0] * len(passes))
             for nth, (seconds, out) in enumerate(zip(passes, moved, strict=True)):
-                output.record("gathers", name, {"gather_seconds": seconds, "round": nth, **out})
+                output.record("gathers", name, {
+                    "gather_seconds": seconds, "round": nth, "out_bytes": out})
 
 
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="steps,gathers",
+                        help="of steps, turns, gathers, with commas")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--warm", type=int, default=2)
@@ -236,6 +278,10 @@ def main(words: list[str]) -> None:
     options = parser.parse_args(words)
     if min(options.steps, options.rounds, options.ranks) < 1 or options.warm < 0:
         parser.error("--steps, --rounds and --ranks are at least 1, --warm at least 0")
+    options.parts = options.parts.split(",")
+    unknown = [part for part in options.parts if part not in ("steps", "turns", "gathers")]
+    if unknown:
+        parser.error(f"--parts {unknown[0]}: of steps, turns, gathers")
     options.small = options.scale == "small"
     there = torch.cuda.device_count()
     options.kind = options.device

@@ -9,13 +9,14 @@ after its last layer.
 
     round: event, A, event, B, event, C, event, C, event, B, event, A, event
 
-Who may call it: steps.py.
+Who may call it: steps.py, sharded_steps.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,12 +47,30 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
             output.say(f"{workload.name} {name}: skipped: {missing}")
             continue
         ways[name] = way
+    found = rounds_of(built, ways, options, device, output, workload.name)
+    say(workload.name, found, output)
+    for way in ways.values():
+        way.detach(built)
+    clean(built, device)
+    built.model.to("meta")
+    clean_host()
+
+
+def rounds_of(
+    built: Any, ways: dict[str, Any], options: argparse.Namespace, device: torch.device,
+    output: Output | None, name_of: str,
+    slowest: Callable[[list[float], torch.device], list[float]] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of a step by way and round, of ways that are attached. What is said of them goes to
+    ``output``; where several ranks step together, ``slowest`` takes of each step the longest."""
     for way in ways.values():
         for _ in range(max(options.warm, 1)):
             step(built, way)
     order = [*ways, *reversed(ways)]
     before = {name: way.moved() for name, way in ways.items()}
     seconds = _timed(built, [ways[name] for name in order] * options.rounds, device)
+    if slowest is not None:
+        seconds = slowest(seconds, device)
     moved = {name: [(now - then) / (2 * options.rounds)
                     for now, then in zip(way.moved(), before[name], strict=True)]
              for name, way in ways.items()}
@@ -62,16 +81,12 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
             there_and_back = [took for one, took in zip(order, of_round, strict=True)
                               if one == name]
             found[name].append(statistics.mean(there_and_back))
-            output.record(workload.name, name, {
-                "step_seconds": found[name][-1], "round": turn, "turns": True,
-                "out_bytes": moved[name][0], "in_bytes": moved[name][1],
-                "versions": versions(), **ways[name].says()})
-    _say(workload, found, output)
-    for way in ways.values():
-        way.detach(built)
-    clean(built, device)
-    built.model.to("meta")
-    clean_host()
+            if output is not None:
+                output.record(name_of, name, {
+                    "step_seconds": found[name][-1], "round": turn, "turns": True,
+                    "out_bytes": moved[name][0], "in_bytes": moved[name][1],
+                    "versions": versions(), **ways[name].says()})
+    return found
 
 
 def _timed(built: Any, ways: list[Any], device: torch.device) -> list[float]:
@@ -85,9 +100,10 @@ def _timed(built: Any, ways: list[Any], device: torch.device) -> list[float]:
     return marks.seconds()
 
 
-def _say(workload: Workload, found: dict[str, list[float]], output: Output) -> None:
+def say(workload: str, found: dict[str, list[float]], output: Output) -> None:
+    """The middle of each way, and of ours beside the others, in words."""
     for name, mine in found.items():
-        output.say(f"{workload.name} {name}: {statistics.median(mine):.4f} s in turn, of "
+        output.say(f"{workload} {name}: {statistics.median(mine):.4f} s in turn, of "
                    f"{2 * len(mine)} steps")
     ours = next((name for name in found if name.startswith("ours")), None)
     for name, theirs in found.items():
@@ -95,5 +111,5 @@ def _say(workload: Workload, found: dict[str, list[float]], output: Output) -> N
             continue
         ratios = [one / two for one, two in zip(found[ours], theirs, strict=True)]
         low, high = interval([ratios])
-        output.say(f"{workload.name} {ours} over {name}: {percent(statistics.median(ratios))}, the "
+        output.say(f"{workload} {ours} over {name}: {percent(statistics.median(ratios))}, the "
                    f"middle of {len(ratios)} rounds ({percent(low)} to {percent(high)})")

@@ -158,9 +158,9 @@ class Ours(Way):
 
     mode = "HiddenStates"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, engine: Any = None) -> None:
         super().__init__(device)
-        self._engine: Any = None
+        self._engine = self._own = engine
         # The small models of a CPU have tensors of less than the default of 1 MiB.
         self._bounds = {} if device.type == "cuda" else {"min_bytes": 1024}
 
@@ -176,7 +176,7 @@ class Ours(Way):
     def attach(self, built: Built) -> None:
         modes = load("lightering.torch")
         own = None if self.device.type == "cuda" else self.engine()
-        self._context = getattr(modes, self.mode)(engine=own, **self._bounds)
+        self._context = getattr(modes, self.mode)(engine=self._own or own, **self._bounds)
         self._before = self.engine().stats()
 
     def context(self) -> AbstractContextManager[Any]:
