@@ -39,23 +39,36 @@ pub(crate) fn latency(bench: &Bench, out: &mut Figures) -> Result<()> {
     }
     out.add([evict, refill, longest]);
     rig.close()?;
-    held(bench, out)
+    let most = Options::default().transfers_max;
+    out.add([longest_held(bench, String::from("link.longest-held"), most)?]);
+    Ok(())
+}
+
+/// The same by how many copies may be under way: to choose `transfers_max` by.
+pub(crate) fn held(bench: &Bench, out: &mut Figures) -> Result<()> {
+    if bench.simulated {
+        return Ok(());
+    }
+    for transfers_max in [128, 256, 320, 384, 512, 768, 1024] {
+        out.add([longest_held(bench, format!("held.{transfers_max}"), transfers_max)?]);
+    }
+    Ok(())
 }
 
 /// The longest call while the device does nothing and all that a lane may have under way is
 /// enqueued: a driver's queue that is full makes its caller wait. Beside one millisecond.
-fn held(bench: &Bench, out: &mut Figures) -> Result<()> {
+fn longest_held(bench: &Bench, name: String, transfers_max: usize) -> Result<Row> {
     let mut plan = Plan::new(BYTES, HELD);
-    plan.options.transfers_max = Options::default().transfers_max;
+    plan.options.transfers_max = transfers_max;
     let mut rig = bench.rig(&plan)?;
     rig.hold_for(HELD_TIME);
-    let mut row = Row::new(String::from("link.longest-held"), "us", Better::Lower);
+    let mut row = Row::new(name, "us", Better::Lower);
     for _ in 0..bench.few.max(1) {
         row.pairs.push((rig.longest_held()?.as_secs_f64() * 1e6, 1000.0));
     }
     row.unheld = rig.unheld;
-    out.add([row]);
-    rig.close()
+    rig.close()?;
+    Ok(row)
 }
 
 /// More storages than may be under way at once.

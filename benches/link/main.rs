@@ -68,9 +68,10 @@ Usage: link [options] [measure...]
   apart       the same in two processes that share nothing but the machine
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
+  held        the longest evict while the device is held, by how many copies may be under way
   driver-gemm as gemm, by the driver's call for batches
 
-Without a measure: all but the last five. On an H200 each name without a number is meant to take at
+Without a measure: all but the last six. On an H200 each name without a number is meant to take at
 most 20 s at the usual --pairs and --total, but those.
 
   --device NAME  auto, sim or cuda:N (default: auto)
@@ -105,8 +106,11 @@ const MEASURES: [(&str, Measure); 17] = [
     ("trunks", copies::trunks),
 ];
 /// Besides; their figures are not asked for.
-const BESIDES: [(&str, Measure); 2] =
-    [("beside", beside::beside), ("driver-gemm", rows::gemm_by_the_driver)];
+const BESIDES: [(&str, Measure); 3] = [
+    ("beside", beside::beside),
+    ("held", latency::held),
+    ("driver-gemm", rows::gemm_by_the_driver),
+];
 /// Measured where none is named.
 const USUAL: usize = 14;
 
@@ -307,6 +311,12 @@ fn run(wish: &Wish) -> Result<()> {
             );
         }
         println!("-- {name}: {:.1} s", started.elapsed().as_secs_f64());
+    }
+    let is_asked = |name: &str| wish.measures.iter().any(|(asked, _)| *asked == name);
+    let all = MEASURES.iter().chain(&BESIDES).map(|(name, _)| *name);
+    let left_out: Vec<&str> = all.filter(|name| !is_asked(name)).collect();
+    if !left_out.is_empty() {
+        println!("NOT asked for: {}; and `overlap`, an example", left_out.join(", "));
     }
     Ok(())
 }
