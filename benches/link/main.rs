@@ -37,6 +37,7 @@ mod mapping;
 mod rig;
 mod rows;
 mod two;
+#[path = "../../examples/common/watch.rs"]
 mod watch;
 
 use figure::Figures;

@@ -16,7 +16,7 @@
 //! `--check` looks for hazards in all that the engine does, with fewer storages.
 
 mod nothing;
-#[path = "../link/watch.rs"]
+#[path = "../../examples/common/watch.rs"]
 mod watch;
 
 use lightering::{

@@ -21,6 +21,8 @@ mod emulator;
 mod rig;
 #[path = "../common/simulated.rs"]
 mod simulated;
+#[path = "../common/watch.rs"]
+mod watch;
 
 use compute::{Compute, Kind, Place};
 use lightering::backend::{Backend, Spec};
@@ -52,6 +54,7 @@ Usage: overlap [options]
                   enqueue the copies: enqueue_seconds, enqueue_raw_seconds
   --times-only    with --device sim: no byte moves, so any size costs nothing here
   --model FILE    with --device sim: the device's figures, as the example calibrate prints them
+  --check         look for hazards in all that the engine does; the times are worth nothing then
   --help          this text
 ";
 
@@ -71,6 +74,7 @@ struct Wish {
     trunk: Option<Bytes>,
     memory: Memory,
     json: bool,
+    check: bool,
     times_only: bool,
     model: Option<String>,
 }
@@ -85,6 +89,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
         trunk: None,
         memory: Memory::Adopted,
         json: false,
+        check: false,
         times_only: false,
         model: None,
     };
@@ -93,6 +98,7 @@ fn parse(mut words: impl Iterator<Item = String>) -> std::result::Result<Option<
         match word.as_str() {
             "--help" | "-h" => return Ok(None),
             "--json" => wish.json = true,
+            "--check" => wish.check = true,
             "--times-only" => wish.times_only = true,
             "--model" => wish.model = Some(value()?),
             "--device" => wish.device = value()?,
@@ -208,7 +214,10 @@ fn run(
     writeln!(err, "device: {}{}{times}", about.name, because.unwrap_or_default()).map_err(lost)?;
     let mut rig = Rig::new(backends, &wish, place).map_err(failed)?;
     let figures = rig.figures(wish.runs).map_err(failed)?;
-    rig.close().map_err(failed)?;
+    let records = rig.close().map_err(failed)?;
+    if wish.check {
+        writeln!(err, "checked: {records} records, no hazard").map_err(lost)?;
+    }
     let text = if wish.json { figures.json(&wish) } else { figures.words(&wish) };
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(lost)
 }

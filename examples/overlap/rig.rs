@@ -15,6 +15,7 @@
 use crate::Wish;
 use crate::busy::{BUSY, GRID, THREADS};
 use crate::compute::{Compute, Kind, Place};
+use crate::watch::Watch;
 use lightering::backend::{Arg, Backend, Timing};
 use lightering::pinned::{Block, Client};
 use lightering::trace::Site;
@@ -94,6 +95,7 @@ enum Copies {
 pub(crate) struct Rig {
     backend: Box<dyn Backend>,
     engine: Engine,
+    watch: Watch,
     client: Client,
     bytes: Bytes,
     memory: Memory,
@@ -131,6 +133,7 @@ impl Rig {
             (options.trunk_bytes_max, options.ahead_trunk_bytes_max) = (trunk, trunk);
         }
         let mut engine = Engine::new(device, &pool, options)?;
+        let watch = Watch::over(&mut engine, wish.check);
         let mut client = pool.client(backend.fence(), Bytes::MAX)?;
         let [busy, out, back, here] = make(|| backend.create_stream())?;
         let compute = [here, engine.adopt_stream(backend.raw_stream(here)?)?];
@@ -148,6 +151,7 @@ impl Rig {
         Ok(Rig {
             backend,
             engine,
+            watch,
             client,
             bytes,
             memory: wish.memory,
@@ -290,16 +294,18 @@ impl Rig {
         Ok(amount)
     }
 
-    /// Gives everything back.
-    pub(crate) fn close(mut self) -> Result<()> {
+    /// Gives everything back. Returns how many records the checker looked at.
+    pub(crate) fn close(mut self) -> Result<u64> {
         self.engine.shutdown()?;
+        let records = self.watch.verdict()?;
         for (range, block) in self.raw {
             self.client.give_back(block, None)?;
             self.backend.free_device(range.at(), self.busy)?;
         }
         self.backend.free_device(self.numbers.at(), self.busy)?;
         self.work.close(&mut *self.backend)?;
-        self.backend.sync()
+        self.backend.sync()?;
+        Ok(records)
     }
 }
 

@@ -8,7 +8,7 @@
 //!   engine --records--> Checker --verdict--> "N records, no hazard", or an error with all of them
 //! ```
 //!
-//! The benches of the engine take it in.
+//! The benches of the engine take it in, and the example that is one.
 
 use lightering::hazard::Checker;
 use lightering::{Engine, Error, Kind, Result};
