@@ -33,20 +33,29 @@ pub(crate) fn apart(bench: &Bench, out: &mut Figures) -> Result<()> {
         parts.parts.push(Part::start(bench, ordinal)?);
     }
     let mut rounds = [Vec::new(), Vec::new()];
-    for _ in 0..bench.pairs + 1 {
+    let rate = |seconds: [f64; 2]| seconds.map(|seconds| gigabytes / seconds);
+    for turn in 0..bench.pairs + 1 {
         let mut round = [Round::default(); 2];
-        let rate = |seconds: [f64; 2]| seconds.map(|seconds| gigabytes / seconds);
-        for (round, part) in round.iter_mut().zip(&mut parts.parts) {
-            part.tell("each")?;
-            round.alone = rate(part.answer()?);
+        // What is compared goes first in turn.
+        let is_first = turn % 2 == 0;
+        for alone in [is_first, !is_first] {
+            if alone {
+                for (round, part) in round.iter_mut().zip(&mut parts.parts) {
+                    part.tell("each")?;
+                    round.alone = rate(part.answer()?);
+                }
+            } else {
+                let each = parts.together("each")?;
+                round.iter_mut().zip(each).for_each(|(round, each)| round.together = rate(each));
+            }
         }
-        let [each, both, raw] = ["each", "both", "raw"].map(|what| parts.together(what));
-        let (each, both, raw) = (each?, both?, raw?);
-        for (nth, round) in round.iter_mut().enumerate() {
-            round.together = rate(each[nth]);
-            round.both = [gigabytes / both[nth][0], gigabytes / raw[nth][0]];
-            rounds[nth].push(*round);
+        for raw in [!is_first, is_first] {
+            let both = parts.together(if raw { "raw" } else { "both" })?;
+            for (round, [seconds, _]) in round.iter_mut().zip(both) {
+                round.both[usize::from(raw)] = gigabytes / seconds;
+            }
         }
+        rounds.iter_mut().zip(round).for_each(|(rounds, round)| rounds.push(round));
     }
     parts.end()?;
     // The first round warms up.

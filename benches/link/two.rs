@@ -31,14 +31,18 @@ pub(crate) struct Round {
     pub(crate) both: [f64; 2],
 }
 
-/// Sums over both devices: together beside alone, and both ways beside raw.
+/// Together beside alone, and both ways beside raw: of each round the device that is worse off.
 pub(crate) fn figures(kind: &str, first: &[Round], second: &[Round]) -> [Row; 3] {
     let row = |name: &str| Row::new(format!("two.{kind}{name}"), "GB/s", Better::Higher);
     let mut rows = ["out", "in", "both"].map(row);
     for (a, b) in first.iter().zip(second) {
-        let both = (a.both[0] + b.both[0], a.both[1] + b.both[1]);
-        let [out, back] =
-            [0, 1].map(|way| (a.together[way] + b.together[way], a.alone[way] + b.alone[way]));
+        let worse = |of: fn(&Round, usize) -> (f64, f64), way| -> (f64, f64) {
+            let (one, two) = (of(a, way), of(b, way));
+            if one.0 / one.1 <= two.0 / two.1 { one } else { two }
+        };
+        let one_way = |round: &Round, way: usize| (round.together[way], round.alone[way]);
+        let both = worse(|round, _| (round.both[0], round.both[1]), 0);
+        let [out, back] = [0, 1].map(|way| worse(one_way, way));
         for (row, pair) in rows.iter_mut().zip([out, back, both]) {
             row.pairs.push(pair);
         }
@@ -94,22 +98,25 @@ fn device(
             f64::NAN
         })
     };
-    for _ in 0..bench.pairs + 1 {
+    for turn in 0..bench.pairs + 1 {
         let mut round = Round::default();
-        for turn in 0..2 {
-            barrier.wait();
-            if turn == nth {
-                let both = pair(rig.ours_each_way());
-                round.alone = rate(both.map(&mut keep));
+        // What is compared goes first in turn.
+        let is_first = turn % 2 == 0;
+        for alone in [is_first, !is_first] {
+            for whose in 0..if alone { 2 } else { 1 } {
+                barrier.wait();
+                if !alone {
+                    round.together = rate(pair(rig.ours_each_way()).map(&mut keep));
+                } else if whose == nth {
+                    round.alone = rate(pair(rig.ours_each_way()).map(&mut keep));
+                }
             }
         }
-        barrier.wait();
-        let both = pair(rig.ours_each_way());
-        round.together = rate(both.map(&mut keep));
-        barrier.wait();
-        round.both[0] = gigabytes / keep(rig.ours_both());
-        barrier.wait();
-        round.both[1] = gigabytes / keep(rig.raw_both());
+        for raw in [!is_first, is_first] {
+            barrier.wait();
+            let seconds = if raw { rig.raw_both() } else { rig.ours_both() };
+            round.both[usize::from(raw)] = gigabytes / keep(seconds);
+        }
         rounds.push(round);
     }
     // The first round warms up.
