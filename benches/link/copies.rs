@@ -102,45 +102,52 @@ pub(crate) fn cold(bench: &Bench, out: &mut Figures) -> Result<()> {
 }
 
 /// A copy that a reader waits for, while others are fetched ahead: from the moment it was asked for
-/// until the reader may go on. The reference is two trunks and the copy, raw.
+/// until the reader may go on; and the same while others leave. The reference is two trunks and the
+/// copy, raw, with nothing leaving.
 pub(crate) fn urgent(bench: &Bench, out: &mut Figures) -> Result<()> {
     let bytes = Bytes::mib(64).min(Bytes(bench.total.0 / 2));
     let Some(count) = bench.count(bytes) else { return Ok(()) };
     let plan = Plan::new(bytes, count);
     let trunk = plan.options.ahead_trunk_bytes_max;
     let mut rig = bench.rig(&plan)?;
-    let mut row = Row::new(String::from("link.urgent"), "us", Better::Lower);
-    let mut nth = 0;
-    let ours = |rig: &mut Rig| {
-        nth += 1;
-        rig.ours_urgent(Duration::from_micros(nth * 97 % 1000))
-    };
-    for (ours, raw) in pairs(&mut rig, bench.pairs, ours, |rig| rig.raw_urgent(trunk))? {
-        row.pairs.push((ours * 1e6, raw * 1e6));
+    for (name, leaves) in [("link.urgent", false), ("link.urgent-leaving", true)] {
+        let mut row = Row::new(String::from(name), "us", Better::Lower);
+        let mut nth = 0;
+        let ours = |rig: &mut Rig| {
+            nth += 1;
+            rig.ours_urgent(Duration::from_micros(nth * 97 % 1000), leaves)
+        };
+        for (ours, raw) in pairs(&mut rig, bench.pairs, ours, |rig| rig.raw_urgent(trunk))? {
+            row.pairs.push((ours * 1e6, raw * 1e6));
+        }
+        row.unheld = rig.unheld;
+        out.add([row]);
     }
-    row.unheld = rig.unheld;
-    out.add([row]);
     rig.close()
 }
 
 impl Rig {
-    /// The copy comes at any moment of a trunk: `later` than the first one's start.
-    fn ours_urgent(&mut self, later: Duration) -> Result<f64> {
+    /// The copy comes at any moment of a trunk: `later` than the first one's start. With `leaves`
+    /// half of the storages leave meanwhile.
+    fn ours_urgent(&mut self, later: Duration, leaves: bool) -> Result<f64> {
         let storages = self.adopt()?;
-        self.evict(&storages)?;
+        let away = if leaves { storages.len().div_ceil(2) } else { storages.len() };
+        self.evict(&storages[..away])?;
         self.flush()?;
         self.engine.drain()?;
+        self.evict(&storages[away..])?;
         let (Some(urgent), Some((range, _))) = (storages.first(), self.raw.first()) else {
             return Ok(0.0);
         };
         let (id, range) = (urgent.id(), *range);
-        self.prefetch(&storages[1..], 1)?;
+        self.prefetch(&storages[1..away], 1)?;
         let start = Instant::now();
         while start.elapsed() < later {}
         self.open_gate()?;
         self.engine.refill(id, range, self.on)?;
         let seconds = self.timed(self.compute.id)?;
         self.acquire(&storages[1..])?;
+        self.engine.drain()?;
         self.release(storages)?;
         Ok(seconds)
     }
