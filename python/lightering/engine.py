@@ -68,7 +68,7 @@ class Engine:
 
     def __init__(
         self,
-        device: Any = "auto",
+        device: Any = "cuda:0",
         pinned_bytes: Size = "auto",
         unreleased_bytes: Size = "512MiB",
         prefetch_bytes: Size = "512MiB",

@@ -174,7 +174,7 @@ def test_whatever_names_a_device_gives_its_one_shared_engine():
 
 DEFAULTS = {
     lightering.Engine: dict(
-        device="auto", pinned_bytes="auto", unreleased_bytes="512MiB", prefetch_bytes="512MiB",
+        device="cuda:0", pinned_bytes="auto", unreleased_bytes="512MiB", prefetch_bytes="512MiB",
         prefetch_count=8, time_stalls=False, verify=False, seed=None),
     HiddenStates: dict(
         keep_last=1, min_bytes=1024, placement="cpu", engine=None, min_step_bytes="auto"),
@@ -243,3 +243,12 @@ def test_windows_are_the_largest_that_one_of_two_contexts_asks_for():
     turns[2].set()
     second.join()
     assert found == [(4 * 1000, 2 * 4 * 1000), (512 << 20,) * 2]
+
+
+def test_an_engine_is_of_the_first_gpu_unless_something_else_is_asked_for():
+    """Where there is none it is no simulated one, on which nothing of a training run would move."""
+    if torch.cuda.is_available():
+        assert repr(lightering.Engine()).endswith("cuda:0>")
+        return
+    with pytest.raises(lightering.Unavailable, match="cuda|CUDA|driver"):
+        lightering.Engine()

@@ -72,6 +72,18 @@ def test_gradients_keys_and_resumption_are_those_without_offload(tmp_path, kind,
         assert found["moved"] > 0 and found["storages"] == 0
 
 
+@pytest.mark.parametrize("kind", rigs.DEVICES)
+def test_one_device_alone_is_served_like_several(tmp_path, kind):
+    """A mesh of one rank: nothing is gathered from anybody."""
+    if kind == "cuda":
+        rigs.gpu_or_skip()
+    backend = {"cuda": "nccl", "sim": "gloo"}[kind]
+    for found in run_ranks(check, 1, tmp_path, hidden, str(tmp_path), backend=backend):
+        before, after = found["keys"]
+        assert before == after and found["resumed"] == []
+        assert found["dense"] > 10 and found["moved"] > 0 and found["storages"] == 0
+
+
 def resumes_plain(rank, world, folder):
     return sharded.resume_is_exact(rank, world, wrapped, sharded.plain, folder)
 
