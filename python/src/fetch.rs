@@ -37,9 +37,6 @@ pub(crate) fn fetch<'py>(books: &Bound<'py, Books>, stash: &Arc<Stash>) -> PyRes
         ));
     }
     let _entered = this.enter(py)?;
-    if let Some(storage) = at_home(this, stash, py)? {
-        return Ok((storage, None));
-    }
     if this.tables().finished.len() > RESTING_MIN {
         rest(books, this.window())?;
     }
@@ -66,20 +63,6 @@ pub(crate) fn fetch<'py>(books: &Bound<'py, Books>, stash: &Arc<Stash>) -> PyRes
         this.tables().finished.push_back(Arc::downgrade(stash));
     }
     Ok((storage.into_bound(py), whole))
-}
-
-/// The storage that left, where the engine let go of its device bytes and their owner did not:
-/// without offload a reader has those, with what was done to them since.
-fn at_home<'py>(
-    books: &Books,
-    stash: &Stash,
-    py: Python<'py>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let is_held = books.tables().held.contains_key(&stash.number);
-    if is_held && !stash.marks().was_fetched {
-        return Ok(None);
-    }
-    stash.alive(py)
 }
 
 /// Fetches what a reader waits for; returns what should be fetched next.

@@ -80,13 +80,6 @@ impl Stash {
         Stash { books, counts, lease, number, source, address, nbytes, version, outer, marks }
     }
 
-    /// The storage it was saved with, where somebody keeps it, and with it the bytes.
-    pub(crate) fn alive<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(storage) = self.source.bind(py).upgrade() else { return Ok(None) };
-        let found = (torch::address(&storage)?, torch::bytes(&storage)?);
-        Ok((found == (self.address, self.nbytes)).then_some(storage))
-    }
-
     /// What changes. Not to be held while Python runs: a collection may want it.
     pub(crate) fn marks(&self) -> MutexGuard<'_, Marks> {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)

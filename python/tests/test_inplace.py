@@ -4,8 +4,6 @@ check that autograd makes itself; whatever it would have raised is raised here.
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from rig import rig  # noqa: F401
@@ -150,54 +148,3 @@ def test_a_storage_that_is_resized_while_it_is_copied_is_an_error(rig, again):  
         with pytest.raises(RuntimeError, match="resized while it was copied"):
             out.sum().backward()
     assert len(others) == 4 and not seen
-
-
-class Decay(torch.autograd.Function):
-    """Halves what it saved, in its backward."""
-
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.save_for_backward(scale)
-        return x * scale
-
-    @staticmethod
-    def backward(ctx, gradient):
-        scale, = ctx.saved_tensors
-        found = gradient * scale
-        scale.mul_(0.5)
-        return found, None
-
-
-def test_what_a_backward_does_to_what_it_saved_reaches_its_owner(rig):  # noqa: F811
-    """It was done to the bytes that came back, and the owner's were as before."""
-    def run(around):
-        weight = torch.ones(64, device=rig.device, requires_grad=True)
-        scale = torch.ones(64, device=rig.device)
-        for _ in range(3):
-            with around:
-                out = Decay.apply(weight, scale).sum()
-                rig.engine.drain()
-                rig.desk.flush()
-                out.backward()
-        return float(weight.grad[0]), float(scale[0]), scale._version
-
-    assert run(rig.saved()) == run(contextlib.nullcontext()) == (1.75, 0.125, 3)
-
-
-def test_an_alias_with_a_counter_of_its_own_has_the_bytes_of_its_owner(rig):  # noqa: F811
-    """``.data`` is of version 0 however often its owner was edited."""
-    def run(around):
-        state = torch.full((64,), 0.5, device=rig.device)
-        weight = torch.ones(64, device=rig.device, requires_grad=True)
-        logged = []
-        with around:
-            for turn in range(3):
-                if turn:
-                    state.add_(1)
-                logged.append((state.data * weight).sum())
-                rig.engine.drain()
-                rig.desk.flush()
-        logged[-1].backward()
-        return weight.grad
-
-    assert torch.equal(run(rig.saved()), run(contextlib.nullcontext()))
