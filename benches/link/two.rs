@@ -102,14 +102,21 @@ fn device(
         let mut round = Round::default();
         // What is compared goes first in turn.
         let is_first = turn % 2 == 0;
-        for alone in [is_first, !is_first] {
-            for whose in 0..if alone { 2 } else { 1 } {
-                barrier.wait();
-                if !alone {
-                    round.together = rate(pair(rig.ours_each_way()).map(&mut keep));
-                } else if whose == nth {
-                    round.alone = rate(pair(rig.ours_each_way()).map(&mut keep));
-                }
+        // One alone, then the other, and both.
+        let alone = [Some(0), Some(1)];
+        let order = match is_first {
+            true => [alone[0], alone[1], None],
+            false => [None, alone[0], alone[1]],
+        };
+        for whose in order {
+            barrier.wait();
+            if whose.is_some_and(|whose| whose != nth) {
+                continue;
+            }
+            let rates = rate(pair(rig.ours_each_way()).map(&mut keep));
+            match whose {
+                Some(_) => round.alone = rates,
+                None => round.together = rates,
             }
         }
         for raw in [!is_first, is_first] {

@@ -35,7 +35,7 @@ from lines import program
 from output import Output, gigabytes, percent
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from turns import rounds_of, say
+from turns import attached, rounds_of, say
 from ways import WAYS, Missing, OursAll, load, versions
 from workloads import WORKLOADS, Built, Workload, build
 
@@ -141,16 +141,7 @@ def turns(
     built: Built, device: torch.device, options: argparse.Namespace, output: Output | None
 ) -> None:
     """Steps of all ways one by one in turn; of each the slowest rank's."""
-    ways: dict[str, Any] = {}
-    for name in ORDER:
-        way = WAYS[name](device)
-        try:
-            way.attach(built)
-        except Missing as missing:
-            if output:
-                output.say(f"{NAME} {name}: skipped: {missing}")
-            continue
-        ways[name] = way
+    ways = attached(ORDER, built, device, output, NAME)
     dist.barrier()
     found = rounds_of(built, ways, options, device, output, NAME, slowest)
     if output:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,20 +33,12 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
     """Rounds of all ways of a workload that can take turns."""
     device = options.device
     built = build(workload, device, options.small)
-    ways: dict[str, Any] = {}
-    for name in workload.ways:
-        if name not in options.ways:
-            continue
+    names = [name for name in workload.ways if name in options.ways]
+    for name in names:
         if name not in WAYS_IN_TURN:
             output.say(f"{workload.name} {name}: skipped: takes no turns, --parts steps has it")
-            continue
-        way = WAYS[name](device)
-        try:
-            way.attach(built)
-        except Missing as missing:
-            output.say(f"{workload.name} {name}: skipped: {missing}")
-            continue
-        ways[name] = way
+    names = [name for name in names if name in WAYS_IN_TURN]
+    ways = attached(names, built, device, output, workload.name)
     found = rounds_of(built, ways, options, device, output, workload.name)
     say(workload.name, found, output)
     for way in ways.values():
@@ -54,6 +46,23 @@ def turns_of(workload: Workload, options: argparse.Namespace, output: Output) ->
     clean(built, device)
     built.model.to("meta")
     clean_host()
+
+
+def attached(
+    names: Sequence[str], built: Any, device: torch.device, output: Output | None, name_of: str
+) -> dict[str, Any]:
+    """Those of the ways that are here, attached; what is not is said."""
+    ways: dict[str, Any] = {}
+    for name in names:
+        way = WAYS[name](device)
+        try:
+            way.attach(built)
+        except Missing as missing:
+            if output is not None:
+                output.say(f"{name_of} {name}: skipped: {missing}")
+            continue
+        ways[name] = way
+    return ways
 
 
 def rounds_of(

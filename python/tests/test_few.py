@@ -161,3 +161,37 @@ def test_what_left_in_the_step_before_is_dropped_though_nothing_leaves_any_more(
     stats = rig.engine.stats()
     assert stats["evicted_count"] == moved > 0
     assert stats["storage_count"] == 0 and rig.desk.held_bytes == 0
+
+
+class Marks:
+    """An engine whose marks of steps are counted."""
+
+    def __init__(self, native):
+        self.native, self.count = native, 0
+
+    def mark_step(self):
+        self.count += 1
+        self.native.mark_step()
+
+    def __getattr__(self, name):
+        return getattr(self.native, name)
+
+
+@pytest.mark.parametrize("steps_a_context", [1, 4])
+def test_a_step_is_marked_once_however_contexts_lie_around_it(
+    rig, steps_a_context, monkeypatch  # noqa: F811
+):
+    """A context that was entered again marked it twice: what the engine keeps for two passes, as
+    whether a reader was overtaken, was forgotten within one."""
+    context, marks = rig.hidden(min_step_bytes=0), Marks(rig.desk.native)
+    monkeypatch.setattr(rig.desk, "native", marks)
+
+    def layer(value):
+        return checkpoint(torch.sin, value, use_reentrant=False)
+
+    for nth in range(4):
+        for _ in range(4 // steps_a_context):
+            with context:
+                for _ in range(steps_a_context):
+                    step(rig, layer, layers=3).backward()
+        assert marks.count == 4 * (nth + 1)

@@ -14,7 +14,6 @@ import torch
 from lightering._fsdp import gathered, is_fsdp
 from lightering._ownership import identity
 from lightering.torch import HiddenStates, SavedTensors, offload_wrapper
-from lightering.torch._stash import Desk
 from ranks import run_ranks
 from saving import watch
 
@@ -45,17 +44,13 @@ def check(rank, world, mode, folder):
 
 def left():
     """Storages that are alive once all that was enqueued is done."""
-    engine().drain()
-    Desk.of(engine()).flush()
-    # Where several streams are in use a flush asks after marks that it set just then.
-    engine().drain()
-    Desk.of(engine()).flush()
+    rigs.settle(engine())
     return engine().stats()["storage_count"]
 
 
-def backend_of(kind):
+def backend_of(kind, ranks=2):
     if kind == "cuda":
-        rigs.gpu_or_skip(2)
+        rigs.gpu_or_skip(ranks)
         return "nccl"
     return "gloo"
 
@@ -75,9 +70,7 @@ def test_gradients_keys_and_resumption_are_those_without_offload(tmp_path, kind,
 @pytest.mark.parametrize("kind", rigs.DEVICES)
 def test_one_device_alone_is_served_like_several(tmp_path, kind):
     """A mesh of one rank: nothing is gathered from anybody."""
-    if kind == "cuda":
-        rigs.gpu_or_skip()
-    backend = {"cuda": "nccl", "sim": "gloo"}[kind]
+    backend = backend_of(kind, ranks=1)
     for found in run_ranks(check, 1, tmp_path, hidden, str(tmp_path), backend=backend):
         before, after = found["keys"]
         assert before == after and found["resumed"] == []

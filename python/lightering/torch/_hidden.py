@@ -103,8 +103,11 @@ class HiddenStates(Context):
         self._is_step_small: bool | None = None
         """None where this context saw no input yet."""
         self._largest: dict[Desk, int] = {}
+        self._was_just_entered = False
+        """No input came since, and the step was begun then: the engine counts each once."""
 
     def _start(self) -> None:
+        self._was_just_entered = True
         if not self._is_off:
             _keywords.start()
 
@@ -127,6 +130,7 @@ class HiddenStates(Context):
             self._is_step_small = self._was_last_step_small(tensor.device)
         if self._step_bytes and not self._is_anything_saved():
             self._next_step(self._least_of_step(tensor.device))
+        self._was_just_entered = False
         self._step_bytes += self._bytes_with(tensor)
         return _reasons.TOO_LITTLE if self._is_step_small and self._is_little(tensor) else None
 
@@ -161,8 +165,9 @@ class HiddenStates(Context):
         """Nothing is saved any more of what was: a step is over, and an input of the next comes."""
         self._is_step_small = self._step_bytes < least
         self._step_bytes = 0
-        for desk, _ in self._modes.values():
-            desk.begin()
+        if not self._was_just_entered:
+            for desk, _ in self._modes.values():
+                desk.begin()
 
     def _least_of_step(self, device: torch.device) -> int:
         if self._step_least is None:
