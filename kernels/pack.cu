@@ -11,26 +11,42 @@
 #include "common.cuh"
 
 #define TEAM 128
+#define BATCH 4
+
+// The loads of a batch are all under way before its first store: the compiler, to whom both might
+// be the same bytes, lets none pass a store.
+template <typename Word>
+static __device__ inline u64 move_words(u8 *to, const u8 *from, u64 bytes, u32 me) {
+    const Word *source = (const Word *)from;
+    Word *target = (Word *)to;
+    u64 count = bytes / sizeof(Word);
+#pragma unroll 1
+    for (u64 i = me; i < count; i += BATCH * TEAM) {
+        Word words[BATCH];
+#pragma unroll
+        for (u32 k = 0; k < BATCH; ++k) {
+            if (i + k * TEAM < count) {
+                words[k] = source[i + k * TEAM];
+            }
+        }
+#pragma unroll
+        for (u32 k = 0; k < BATCH; ++k) {
+            if (i + k * TEAM < count) {
+                target[i + k * TEAM] = words[k];
+            }
+        }
+    }
+    return count * sizeof(Word);
+}
 
 static __device__ inline void move_item(u8 *to, const u8 *from, u64 bytes, u32 me) {
-    u64 done = 0;
-    if ((((u64)to | (u64)from) & 15) == 0) {
-        const uint4 *source = (const uint4 *)from;
-        uint4 *target = (uint4 *)to;
-#pragma unroll 4
-        for (u64 i = me; i < bytes / 16; i += TEAM) {
-            target[i] = source[i];
-        }
-        done = bytes / 16 * 16;
-    } else if ((((u64)to | (u64)from) & 3) == 0) {
-        const u32 *source = (const u32 *)from;
-        u32 *target = (u32 *)to;
-#pragma unroll 4
-        for (u64 i = me; i < bytes / 4; i += TEAM) {
-            target[i] = source[i];
-        }
-        done = bytes / 4 * 4;
+    u64 both = (u64)to | (u64)from, done = 0;
+    if ((both & 15) == 0) {
+        done = move_words<uint4>(to, from, bytes, me);
+    } else if ((both & 3) == 0) {
+        done = move_words<u32>(to, from, bytes, me);
     }
+#pragma unroll 1
     for (u64 i = done + me; i < bytes; i += TEAM) {
         to[i] = from[i];
     }

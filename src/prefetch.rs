@@ -11,12 +11,16 @@
 //!   leave:  0 1 2 3 4 5 |      ask: 5   4   3 ...            first pass: the reverse order
 //!   learned order         5 4 3 2 1 0                        later: what the last full pass asked
 //!                         ^cursor  ^ at most the window ahead
+//!   rest:  5 4 3 (a graph that is kept)  ask: 5          those that rested after it: 4 3
 //! ```
 //!
 //! The engine asks it.
 
-use crate::storage::Homed;
+mod resting;
+
+use crate::storage::{Homed, Place};
 use crate::unit::{Bytes, StorageId, StreamId};
+use resting::Resting;
 
 /// Bounds of what is fetched ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +68,10 @@ pub struct Prefetcher {
     /// Every storage before this ordinal is away: those need no new ordinal in the next pass.
     whole: usize,
     is_inward: bool,
+    /// Those that left again after their readers came.
+    resting: Resting,
+    /// The last reader came for one that rested: it is their order that goes on.
+    is_again: bool,
     guesses: Guesses,
 }
 
@@ -83,6 +91,8 @@ impl Prefetcher {
             cursor: 0,
             whole: 0,
             is_inward: false,
+            resting: Resting::new(limits.pass_len_max),
+            is_again: false,
             guesses: Guesses::default(),
         }
     }
@@ -108,18 +118,44 @@ impl Prefetcher {
             || self.evicted.len() >= self.limits.pass_len_max
     }
 
-    /// A storage leaves; returns its ordinal in this pass.
-    pub fn left(&mut self, homed: Homed) -> u32 {
+    /// A storage leaves; returns its place in this pass.
+    pub fn left(&mut self, homed: Homed) -> Place {
         self.is_inward = false;
         self.evicted.push(Some(homed));
         self.live_count += 1;
         self.tail = self.evicted.len();
-        (self.evicted.len() - 1) as u32
+        Place::Left((self.evicted.len() - 1) as u32)
     }
 
-    /// A reader came for bytes that had left in this pass.
-    pub fn asked(&mut self, ordinal: u32) {
+    /// A storage leaves whose readers of this pass came: it is of no pass, but may be asked for
+    /// again behind those that rested before it.
+    pub fn rests(&mut self, homed: Homed) -> Place {
+        Place::Rests(self.resting.push(homed))
+    }
+
+    /// A reader came for bytes that had left.
+    pub fn asked(&mut self, place: Place) {
         self.is_inward = true;
+        match place {
+            Place::Left(ordinal) => self.asked_in_pass(ordinal),
+            Place::Rests(number) => self.asked_again(number),
+        }
+    }
+
+    fn asked_again(&mut self, number: u64) {
+        let expected = self.resting.expected().filter(|_| self.is_again);
+        if !self.resting.take(number) {
+            return;
+        }
+        if expected.is_some_and(|next| next != number) {
+            self.guesses.wrong += 1;
+        }
+        self.is_again = true;
+        self.resting.go_on_behind(number);
+    }
+
+    fn asked_in_pass(&mut self, ordinal: u32) {
+        self.is_again = false;
         let expected = self.expected();
         if !self.take(ordinal) {
             return;
@@ -149,8 +185,11 @@ impl Prefetcher {
     }
 
     /// The storage is gone before anybody asked for it.
-    pub fn gone(&mut self, ordinal: u32) {
-        self.take(ordinal);
+    pub fn gone(&mut self, place: Place) {
+        match place {
+            Place::Left(ordinal) => self.take(ordinal),
+            Place::Rests(number) => self.resting.take(number),
+        };
     }
 
     /// `len` bytes are being fetched ahead.
@@ -195,8 +234,13 @@ impl Prefetcher {
         None
     }
 
-    /// Storages still away, the next one first.
+    /// Storages still away, the next one first. Of those that rest none before a reader came again.
     fn order(&self) -> impl Iterator<Item = Homed> {
+        let again = self.resting.ahead().map(|(_, homed)| homed);
+        again.take_while(|_| self.is_again).chain(self.order_of_pass())
+    }
+
+    fn order_of_pass(&self) -> impl Iterator<Item = Homed> {
         let learned = self.learned.iter().skip(self.cursor);
         let by_learned = learned.filter_map(|ordinal| self.at(*ordinal));
         let by_reverse = self.evicted[..self.tail].iter().rev().flatten().copied();
@@ -236,9 +280,10 @@ impl Prefetcher {
         }
     }
 
-    /// Starts the next pass. What is still away is carried over under a new ordinal, which
-    /// `renumber` is told; `None` where too much is away to be carried: it is served on demand.
-    pub fn next_pass(&mut self, mut renumber: impl FnMut(StorageId, Option<u32>)) {
+    /// Starts the next pass. What is still away is carried over to a new place, which `renumber` is
+    /// told; `None` where too much is away to be carried: it is served on demand. Those that rest
+    /// stay where they are.
+    pub fn next_pass(&mut self, mut renumber: impl FnMut(StorageId, Option<Place>)) {
         let was_full = self.asked.len() == self.evicted.len() && !self.asked.is_empty();
         if was_full && self.evicted.len() < self.limits.pass_len_max {
             std::mem::swap(&mut self.learned, &mut self.asked);
@@ -251,12 +296,13 @@ impl Prefetcher {
         self.asked.clear();
         self.cursor = 0;
         self.is_inward = false;
+        self.is_again = false;
         if self.live_count < self.limits.pass_len_max {
             let mut ordinal = self.whole;
             for old in self.whole..self.evicted.len() {
                 let Some(homed) = self.evicted[old].take() else { continue };
                 self.evicted[ordinal] = Some(homed);
-                renumber(homed.storage, Some(ordinal as u32));
+                renumber(homed.storage, Some(Place::Left(ordinal as u32)));
                 ordinal += 1;
             }
             self.evicted.truncate(ordinal);
@@ -273,182 +319,4 @@ impl Prefetcher {
 const LOOKS_PAST: usize = 8;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::unit::Key;
-
-    const STREAM: StreamId = StreamId(Key { owner: 9, index: 0, generation: 0 });
-
-    fn id(index: u32) -> StorageId {
-        StorageId(Key { owner: 1, index, generation: 0 })
-    }
-
-    fn homed(index: u32) -> Homed {
-        Homed { storage: id(index), stream: STREAM }
-    }
-
-    fn prefetcher(bytes_max: u64, count_max: usize) -> Prefetcher {
-        let bytes_max = Bytes(bytes_max);
-        Prefetcher::new(PrefetchLimits { bytes_max, count_max, pass_len_max: 100 })
-    }
-
-    /// Ordinals that would be fetched now, each taking ten bytes, without fetching them.
-    fn next(prefetcher: &Prefetcher) -> Option<u32> {
-        prefetcher.wanted(STREAM, |_| Some(Bytes(10))).map(|(id, _)| id.0.index)
-    }
-
-    fn leave(prefetcher: &mut Prefetcher, count: u32) {
-        for index in 0..count {
-            assert_eq!(prefetcher.left(homed(index)), index);
-        }
-    }
-
-    #[test]
-    fn a_pass_that_begins_looks_at_what_came_and_went_alone() {
-        let mut it = Prefetcher::new(PrefetchLimits {
-            bytes_max: Bytes(100),
-            count_max: 2,
-            pass_len_max: 1 << 20,
-        });
-        leave(&mut it, 10_000);
-        it.asked(9_000);
-        it.next_pass(|_, _| {});
-        let mut told = Vec::new();
-        for index in [20_000, 20_001, 20_002] {
-            it.left(homed(index));
-        }
-        it.asked(10_000);
-        it.next_pass(|storage, ordinal| told.push((storage.0.index, ordinal)));
-        assert_eq!(told, [(20_000, Some(9_999)), (20_002, Some(10_000))]);
-        assert!((0..10_001).all(|ordinal| it.at(ordinal).is_some()));
-    }
-
-    #[test]
-    fn nothing_is_fetched_while_storages_are_leaving() {
-        let mut it = prefetcher(100, 2);
-        leave(&mut it, 3);
-        assert_eq!(next(&it), None);
-        it.turned();
-        assert_eq!(next(&it), Some(2));
-        it.left(homed(3));
-        assert_eq!(next(&it), None);
-    }
-
-    #[test]
-    fn the_window_bounds_bytes_and_number() {
-        let mut it = prefetcher(25, 8);
-        leave(&mut it, 4);
-        it.turned();
-        it.fetched(Bytes(10));
-        it.fetched(Bytes(10));
-        assert_eq!(next(&it), None, "thirty bytes would exceed the window");
-        it.claimed(Bytes(10));
-        assert_eq!(next(&it), Some(3));
-        let mut it = prefetcher(1000, 1);
-        leave(&mut it, 4);
-        it.turned();
-        it.fetched(Bytes(10));
-        assert_eq!(next(&it), None);
-    }
-
-    #[test]
-    fn an_order_asked_once_is_expected_the_next_time() {
-        let mut it = prefetcher(100, 2);
-        let order = [1, 0, 2];
-        leave(&mut it, 3);
-        for ordinal in order {
-            it.asked(ordinal);
-        }
-        assert!(it.pass_is_over());
-        it.next_pass(|_, _| panic!("nothing is away"));
-        leave(&mut it, 3);
-        it.turned();
-        let wrong = it.guesses().wrong;
-        for ordinal in order {
-            assert_eq!(next(&it), Some(ordinal));
-            it.asked(ordinal);
-        }
-        assert_eq!(it.guesses().wrong, wrong);
-    }
-
-    #[test]
-    fn the_reverse_order_is_no_wrong_guess_in_the_first_pass() {
-        let mut it = prefetcher(100, 2);
-        leave(&mut it, 3);
-        for ordinal in [2, 1, 0] {
-            it.asked(ordinal);
-        }
-        assert_eq!(it.guesses().wrong, 0);
-    }
-
-    #[test]
-    fn an_order_that_changed_is_followed_and_learned_anew() {
-        let mut it = prefetcher(100, 2);
-        for order in [[2, 1, 0], [0, 2, 1]] {
-            leave(&mut it, 3);
-            for ordinal in order {
-                it.asked(ordinal);
-            }
-            it.next_pass(|_, _| {});
-        }
-        assert!(it.guesses().wrong > 0);
-        leave(&mut it, 3);
-        it.turned();
-        assert_eq!(next(&it), Some(0));
-    }
-
-    #[test]
-    fn a_pass_of_another_length_goes_by_the_reverse_order() {
-        let mut it = prefetcher(100, 2);
-        leave(&mut it, 2);
-        it.asked(0);
-        it.asked(1);
-        it.next_pass(|_, _| {});
-        leave(&mut it, 3);
-        it.turned();
-        assert_eq!(next(&it), Some(2));
-    }
-
-    #[test]
-    fn what_is_still_away_is_carried_into_the_next_pass() {
-        let mut it = prefetcher(100, 2);
-        leave(&mut it, 3);
-        it.asked(1);
-        let mut renumbered = Vec::new();
-        it.next_pass(|id, ordinal| renumbered.push((id.0.index, ordinal)));
-        assert_eq!(renumbered, [(0, Some(0)), (2, Some(1))]);
-        it.turned();
-        assert_eq!(next(&it), Some(2));
-    }
-
-    #[test]
-    fn a_pass_that_never_ends_stays_bounded() {
-        let mut it = prefetcher(100, 2);
-        for index in 0..10_000 {
-            if it.pass_is_over() {
-                it.next_pass(|_, _| {});
-            }
-            it.left(homed(index));
-        }
-        assert!(it.evicted.len() <= 100 && it.live_count <= 100);
-    }
-
-    #[test]
-    fn a_storage_that_is_gone_is_not_fetched() {
-        let mut it = prefetcher(100, 2);
-        leave(&mut it, 2);
-        it.gone(1);
-        it.gone(1);
-        it.turned();
-        assert_eq!(next(&it), Some(0));
-    }
-
-    #[test]
-    fn storages_of_another_stream_are_left_alone() {
-        let mut it = prefetcher(100, 2);
-        leave(&mut it, 1);
-        it.turned();
-        let other = StreamId(Key { owner: 9, index: 1, generation: 0 });
-        assert_eq!(it.wanted(other, |_| Some(Bytes(1))), None);
-    }
-}
+mod tests;

@@ -201,8 +201,8 @@ pub struct Slot {
     pub home: usize,
     /// Streams that may have used the device bytes, each ordered behind `ready`.
     pub readers: StreamSet,
-    /// Place among the evictions of this pass, for the prefetcher.
-    pub ordinal: Option<u32>,
+    /// Where it stands in the order of readers, for the prefetcher.
+    pub place: Option<Place>,
     /// Its place in the queue of those whose device bytes are to go; 0 where it is in none. A place
     /// left in a queue from before it was taken back is thereby nobody's.
     pub ticket: u64,
@@ -282,7 +282,7 @@ impl Slot {
             ready: None,
             home,
             readers: StreamSet::default(),
-            ordinal: None,
+            place: None,
             ticket: 0,
             is_to_be_written: false,
             is_dropped: false,
@@ -392,6 +392,15 @@ impl Drop for Storage {
             let _ = dropped.send(self.id);
         }
     }
+}
+
+/// Where a storage that is away stands in the order of readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Ordinal among the evictions of this pass.
+    Left(u32),
+    /// Number among those that rest.
+    Rests(u64),
 }
 
 /// Which storage, and on which stream it was evicted.

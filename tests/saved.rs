@@ -156,6 +156,35 @@ fn a_graph_that_is_kept_is_read_again_without_a_second_copy_out() {
 }
 
 #[test]
+fn later_passes_over_a_graph_that_is_kept_are_fetched_ahead() {
+    // What left again was wanted in the reverse order: the window filled with bytes of the pass
+    // before, which nobody claimed, and every reader from then on was served on demand.
+    let mut frame = Frame::new(3, 0, Bytes::mib(1));
+    frame.rig.engine.set_windows(LEN, Bytes(2 * LEN.0));
+    let on = frame.rig.streams[0].engine;
+    let packed: Vec<_> = (0..24).map(|n| frame.pack(n, LEN).0).collect();
+    frame.flush();
+    for pass in 0..4 {
+        let before = frame.rig.engine.stats().guesses;
+        for (n, storage) in packed.iter().enumerate().rev() {
+            frame.unpack(storage, n as u64);
+            frame.saved.rest(&mut frame.rig.engine, storage.id(), on).unwrap();
+            frame.flush();
+        }
+        let guesses = frame.rig.engine.stats().guesses;
+        let (hits, misses) = (guesses.hits - before.hits, guesses.misses - before.misses);
+        // A second pass comes unexpected; who came twice is expected to come again.
+        let on_demand = u64::from(pass < 2);
+        assert_eq!((hits, misses), (24 - on_demand, on_demand), "pass {pass}");
+        assert_eq!(guesses.wrong, 0);
+        let expected = if pass == 0 { 0 } else { 2 * LEN.0 };
+        assert_eq!(frame.rig.engine.stats().prefetched_bytes, expected, "pass {pass}");
+    }
+    drop(packed);
+    frame.assert_nothing_held();
+}
+
+#[test]
 fn a_window_that_was_made_smaller_is_kept_to() {
     let mut frame = Frame::new(6, 0, Bytes::mib(1));
     for (window, ahead) in [(Bytes::kib(8), 2 * LEN.0), (LEN, LEN.0), (Bytes::ZERO, 0)] {

@@ -29,6 +29,7 @@ PEERS = ("torch", "torch-all", "trl", "trl-all", "deepspeed")
 MAY_STAY = ("short-0.6b",)
 HOST_PAIR_MICROSECONDS_MAX = 20.0
 SAVED_PEAK_GB_MAX = 5.1
+LONGEST_VERB_MS_MAX = 1.0
 
 
 class Lines:
@@ -147,6 +148,9 @@ def _saved(lines: Lines, kind: str) -> dict[str, Pairs]:
              + said["in_bytes"] / said["link_in_bytes_per_second"], said["step_seconds"])
             for said in visits]
         figures[f"{kind}.peak"] = [(visits[-1]["peak_bytes"] / 1e9, SAVED_PEAK_GB_MAX)]
+        longest = [said.get("longest_verb_seconds", 0) for said in visits]
+        if all(longest):
+            figures[f"{kind}.longest_verb"] = [(1e3 * max(longest), LONGEST_VERB_MS_MAX)]
     figures[f"{kind}.first"] = [
         (said["first_step_seconds"], said["later_step_seconds"])
         for said, in lines.latest(kind, "ours-all-reserved-warm", first=True)]

@@ -193,7 +193,9 @@ class Ours(Way):
         return int(self.engine().stats()["pinned_bytes"])
 
     def says(self) -> dict[str, Any]:
-        return {"report": str(self._context.report())}
+        stats = self.engine().stats()
+        return {"report": str(self._context.report()), "longest_verb": stats["longest_verb"],
+                "longest_verb_seconds": stats["longest_verb_seconds"]}
 
 
 class OursAll(Ours):

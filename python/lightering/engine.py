@@ -189,6 +189,10 @@ class Engine:
             ``prefetched_bytes`` (fetched, not asked for yet), ``out_in_flight_bytes``,
             ``in_in_flight_bytes``; ``leaked_on_purpose_bytes`` (given up with a lost device).
 
+            Host time: ``longest_verb_seconds``, the longest that one call of the engine took in the
+            step under way and the one before, and ``longest_verb``, which it was. Reserving and
+            draining, which wait as they were asked to, are not counted.
+
             Page-locked, of this engine: ``pinned_engine_bytes``, ``pinned_engine_budget_bytes``;
             of the pool that the process's engines share: ``pinned_bytes``,
             ``pinned_budget_bytes``, ``pinned_lent_bytes`` (in use), ``pinned_busy_bytes`` (given

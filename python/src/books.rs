@@ -182,12 +182,20 @@ impl Books {
         }
     }
 
-    /// As `drop_gone`, where there is anything to do.
+    /// Drops the references to what the engine named, where there is anything to do.
     pub(crate) fn drop_any(slf: &Bound<'_, Books>, gone: Option<Vec<u64>>) -> PyResult<()> {
-        if gone.is_none() && slf.get().tables().lingering.is_empty() {
+        let (py, books) = (slf.py(), slf.get());
+        let linger = gone.is_some() && books.streams.bind(py).len() > 1;
+        let mut dropped = Ok(());
+        for number in gone.unwrap_or_default() {
+            // Each goes, whatever is wrong with another one.
+            dropped = dropped.and(books.drop_one(py, number, linger));
+        }
+        dropped?;
+        if books.tables().lingering.is_empty() {
             return Ok(());
         }
-        Books::drop_gone(slf, gone)
+        books.retire(py)
     }
 
     /// One storage that the engine named.
@@ -306,7 +314,7 @@ impl Books {
                 tables.by_storage.remove(&at);
             }
         }
-        Books::drop_any(slf, books.native.get().sweep(py)?)?;
+        Books::sweep_now(slf)?;
         if let Some(storage) = storage
             && !books.tables().held.contains_key(&number)
         {
@@ -327,20 +335,15 @@ impl Books {
         Ok(stream)
     }
 
-    /// Drops the references to what the engine named.
-    fn drop_gone(slf: &Bound<'_, Books>, gone: Option<Vec<u64>>) -> PyResult<()> {
-        let (py, books) = (slf.py(), slf.get());
-        let linger = books.streams.bind(py).len() > 1;
-        let mut dropped = Ok(());
-        for number in gone.unwrap_or_default() {
-            // Each goes, whatever is wrong with another one.
-            dropped = dropped.and(books.drop_one(py, number, linger));
-        }
-        dropped?;
-        if books.tables().lingering.is_empty() {
-            return Ok(());
-        }
-        books.retire(py)
+    /// Drops what may be dropped now. One call, so that no interrupt comes between what the engine
+    /// names and the references that go for it: it names each once.
+    fn sweep_now(slf: &Bound<'_, Books>) -> PyResult<()> {
+        Books::drop_any(slf, slf.get().native.get().sweep(slf.py())?)
+    }
+
+    /// As `sweep_now`, of all that left: the streams wait for the copies.
+    fn flush_now(slf: &Bound<'_, Books>) -> PyResult<()> {
+        Books::drop_any(slf, slf.get().native.get().flush(slf.py())?)
     }
 
     /// Storages whose readers all came leave again, down to a window in bytes.

@@ -15,6 +15,7 @@
 
 use crate::errors::raised;
 use crate::host::Host;
+use crate::longest::Longest;
 use crate::{pool, process, stats};
 use lightering::backend::sim::{Config, World};
 use lightering::backend::{Backend, Spec};
@@ -28,6 +29,7 @@ use pyo3::types::PyDict;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 /// How often packing asks which copies are done, while the bytes of one window are packed.
 const SWEEPS_A_WINDOW: u64 = 16;
@@ -46,6 +48,7 @@ pub(crate) struct Desk {
     streams: Vec<(usize, StreamId)>,
     /// What is being page-locked, or was last.
     reservation: Option<Reservation>,
+    longest: Longest,
 }
 
 /// CPU memory that the simulated device may reach, by the storage it belongs to.
@@ -91,10 +94,13 @@ impl Body {
         let outcome = py.detach(|| {
             catch_unwind(AssertUnwindSafe(|| {
                 self.check_process(op)?;
+                let begun = Instant::now();
                 let mut desk = self.desk.lock().unwrap_or_else(PoisonError::into_inner);
                 let mut engine = self.shared.lock();
                 let host = self.host.as_deref();
-                verbs(&mut At { engine: &mut engine, desk: &mut desk, host })
+                let done = verbs(&mut At { engine: &mut engine, desk: &mut desk, host });
+                desk.longest.took(op, begun.elapsed());
+                done
             }))
         });
         let panicked = || Err(Error::new(Kind::Lost, op).detail("a verb panicked"));
@@ -307,11 +313,11 @@ impl Engine {
 
     /// What the engine did and holds, by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (stats, quota, progress) = self.body.call(py, "stats", |at| {
+        let (stats, quota, progress, longest) = self.body.call(py, "stats", |at| {
             let progress = at.desk.reservation.as_ref().map(Reservation::progress);
-            Ok((at.engine.stats(), at.engine.pinned_quota(), progress))
+            Ok((at.engine.stats(), at.engine.pinned_quota(), progress, at.desk.longest.get()))
         })?;
-        stats::dict(py, &stats, quota, progress.as_ref())
+        stats::dict(py, &stats, quota, progress.as_ref(), longest)
     }
 
     /// Readers that had to wait so far, and for how many seconds.
@@ -380,7 +386,10 @@ impl Engine {
 
     /// Says that a training step is over.
     fn mark_step(&self, py: Python<'_>) -> PyResult<()> {
-        self.body.call(py, "mark_step", |at| at.engine.mark_step())
+        self.body.call(py, "mark_step", |at| {
+            at.desk.longest.mark_step();
+            at.engine.mark_step()
+        })
     }
 
     /// Learns what is done, without waiting.
@@ -430,8 +439,13 @@ fn open(spec: Spec, asked: Option<Bytes>, options: Options, seed: Option<u64>) -
     let shared = Shared::new(Inner::new(backend, &pool, options)?);
     let process = process::number();
     let entered = Entered { host: host.clone(), ranges: HashMap::new(), process };
-    let desk =
-        Mutex::new(Desk { entered, unswept_bytes: 0, streams: Vec::new(), reservation: None });
+    let desk = Mutex::new(Desk {
+        entered,
+        unswept_bytes: 0,
+        streams: Vec::new(),
+        reservation: None,
+        longest: Longest::default(),
+    });
     Ok(Body { shared, desk, host, device, process })
 }
 

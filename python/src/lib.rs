@@ -25,6 +25,7 @@ mod frames;
 mod host;
 mod kept;
 mod lock;
+mod longest;
 mod moved;
 mod pack;
 mod pool;

@@ -10,6 +10,7 @@
 //!
 //! The engine's door uses it.
 
+use crate::longest::Took;
 use lightering::pinned::{Progress, State};
 use lightering::policy::Kept;
 use lightering::{Bytes, Stats};
@@ -22,6 +23,7 @@ pub(crate) fn dict<'py>(
     stats: &Stats,
     (held, quota): (Bytes, Bytes),
     reserving: Option<&Progress>,
+    (verb, time): Took,
 ) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (name, value) in [
@@ -60,6 +62,8 @@ pub(crate) fn dict<'py>(
         dict.set_item(name, value)?;
     }
     dict.set_item("stall_seconds", stats.stall_time.as_secs_f64())?;
+    dict.set_item("longest_verb_seconds", time.as_secs_f64())?;
+    dict.set_item("longest_verb", verb)?;
     dict.set_item("pin_seconds", stats.pinned.counts.pin_time.as_secs_f64())?;
     let kept = PyDict::new(py);
     for why in Kept::ALL {

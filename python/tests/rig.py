@@ -23,6 +23,8 @@ from lightering.torch import HiddenStates, SavedTensors
 from lightering.torch._stash import Desk
 
 DEVICES = ("sim", "cuda")
+# Contexts that a rig makes, by the names of its methods.
+MODES = ("saved", "hidden")
 
 
 def gpu_or_skip(count: int = 1) -> None:

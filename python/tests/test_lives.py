@@ -19,10 +19,9 @@ import lightering.torch
 import models
 import pytest
 import torch
-from rig import rig  # noqa: F401
+from rig import MODES, rig  # noqa: F401
 from saving import leaf, save
 
-MODES = ["saved", "hidden"]
 
 
 def forward(rig, seed=0, how="positional"):  # noqa: F811
@@ -472,13 +471,3 @@ def test_an_engine_that_goes_lets_go_of_what_was_fetched_ahead(monkeypatch):
 
 def fail(*_):
     raise Planned
-
-
-def test_no_step_of_python_lies_between_a_lock_and_its_holder(rig):  # noqa: F811
-    """An interrupt there left it taken, and a backward on another thread waited for ever."""
-    calls, lock = [], rig.desk.lock
-    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-    with lock:
-        pass
-    sys.setprofile(None)
-    assert not calls

@@ -93,6 +93,17 @@ def test_help_explains_every_field_of_a_report_and_every_figure():
     assert told - figures == {"time_stalls", "verify"} and figures <= told
 
 
+def test_the_longest_call_is_of_two_steps_and_of_none_that_was_asked_to_wait(rig):  # noqa: F811
+    with rig.saved():
+        (leaf(rig.device) * 2).sin().sum().backward()
+    rig.engine.drain()
+    stats = rig.engine.stats()
+    assert stats["longest_verb_seconds"] > 0 and stats["longest_verb"] not in ("", "drain")
+    for _ in range(2):
+        rig.desk.native.mark_step()
+    assert rig.engine.stats()["longest_verb"] in ("mark_step", "stats")
+
+
 def test_stalls_and_refused_prefetches_are_those_of_the_step(rig, monkeypatch):  # noqa: F811
     """Not of all steps since the engine was made."""
     monkeypatch.setattr(type(rig.desk.room), "has", refuse)

@@ -300,3 +300,23 @@ def test_pinned_memory_is_reserved_before_a_step_and_not_in_it(kind):
     with pytest.raises(lightering.OverBudget):
         found.engine.reserve("900TiB")
     found.assert_nothing_left()
+
+
+def test_later_passes_over_a_graph_that_is_kept_are_fetched_ahead(rig):  # noqa: F811
+    """The window filled with what had just been read, and every later reader had to ask."""
+    x, window = leaf(rig.device), 2 * 4096
+    out, seen = x, []
+    rig.desk.native.set_windows(4096, window)
+    rig.desk._window = window
+    with rig.saved():
+        for index in range(40):
+            out = save(out, [torch.full((1024,), float(index), device=rig.device)], seen)
+        rig.desk.flush()
+        for turn in range(4):
+            before = rig.engine.stats()
+            out.sum().backward(retain_graph=turn < 3)
+            now = rig.engine.stats()
+            asked = now["miss_count"] - before["miss_count"]
+            assert asked <= 2, f"pass {turn}: {asked} of 40 tensors were not fetched ahead"
+    assert [int(each[0][0]) for each in seen] == list(range(39, -1, -1)) * 4
+    rig.assert_nothing_left()

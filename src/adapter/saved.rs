@@ -102,7 +102,7 @@ impl Saved {
     /// What left before has its copy, and nothing is moved.
     ///
     /// # Errors
-    /// Those of [`Engine::evict`] and [`Engine::residency`].
+    /// Those of [`Engine::rest`] and [`Engine::residency`].
     pub fn rest(
         &mut self,
         engine: &mut Engine,
@@ -110,7 +110,7 @@ impl Saved {
         compute: StreamId,
     ) -> Result<Option<Evict>> {
         match engine.residency(id)? {
-            Residency::Resident => engine.evict(id, compute).map(Some),
+            Residency::Resident => engine.rest(id, compute).map(Some),
             _ => Ok(None),
         }
     }

@@ -174,8 +174,8 @@ impl Engine {
 
     fn note_asked(&mut self, id: StorageId, was_ahead: bool) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "acquire")?;
-        if let Some(ordinal) = slot.ordinal.take() {
-            self.prefetcher.asked(ordinal);
+        if let Some(place) = slot.place.take() {
+            self.prefetcher.asked(place);
         }
         self.prefetcher.served(was_ahead);
         Ok(())

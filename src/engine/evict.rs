@@ -40,6 +40,15 @@ pub enum Evict {
     Kept(Kept),
 }
 
+/// Which reader a storage that leaves is expected to have next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// One of the pass that goes on, or is about to begin.
+    InPass,
+    /// One of a pass like that which has just read it, should there be another.
+    Again,
+}
+
 impl Engine {
     /// Says that a storage will not be used for a while; the policy decides what is evicted for it,
     /// if anything. Returns that storage and what became of it, which may be an earlier one than
@@ -90,8 +99,23 @@ impl Engine {
         self.evict_for(id, compute)
     }
 
+    /// As [`Engine::evict`], of a storage whose readers came and may come again, each pass in the
+    /// order of the one before: a graph that is kept for another backward. It is fetched ahead once
+    /// such a pass has begun. `compute` is the stream of its last reader.
+    ///
+    /// # Errors
+    /// Those of [`Engine::evict`].
+    pub fn rest(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
+        self.begin("rest")?;
+        self.send_off(id, compute, Next::Again)
+    }
+
     /// On behalf of the verb that was begun.
     fn evict_for(&mut self, id: StorageId, compute: StreamId) -> Result<Evict> {
+        self.send_off(id, compute, Next::InPass)
+    }
+
+    fn send_off(&mut self, id: StorageId, compute: StreamId, next: Next) -> Result<Evict> {
         let _range = self.mark("evict", id);
         let on = self.open_stream(compute, self.verb)?;
         self.make_slots()?;
@@ -99,10 +123,13 @@ impl Engine {
         slot.must_be(Residency::Resident, self.verb)?;
         let has_copy = slot.block.is_some();
         self.policy.forget(id);
-        if self.prefetcher.pass_is_over() {
+        if next == Next::InPass && self.prefetcher.pass_is_over() {
             self.next_pass();
         }
-        let became = if has_copy { self.evict_clean(id, on)? } else { self.evict_copy(id, on)? };
+        let became = match has_copy {
+            true => self.evict_clean(id, on, next)?,
+            false => self.evict_copy(id, on, next)?,
+        };
         // What may go besides can go later: the eviction itself is done.
         let released = self.release_owned(on);
         self.refusal(released)?;
@@ -110,7 +137,7 @@ impl Engine {
     }
 
     /// The host copy is current: the device bytes can go as they are.
-    fn evict_clean(&mut self, id: StorageId, on: usize) -> Result<Evict> {
+    fn evict_clean(&mut self, id: StorageId, on: usize, next: Next) -> Result<Evict> {
         if let Some(became) = self.sum_clean(id, on)? {
             return Ok(became);
         }
@@ -122,11 +149,11 @@ impl Engine {
             self.order_behind(stream, Engine::others(readers, on), Site::FreeAfterUsers)?;
         }
         self.stats.clean_bytes += len.0;
-        self.leave(id, on)?;
+        self.leave(id, on, next)?;
         Ok(Evict::Clean)
     }
 
-    fn evict_copy(&mut self, id: StorageId, on: usize) -> Result<Evict> {
+    fn evict_copy(&mut self, id: StorageId, on: usize, next: Next) -> Result<Evict> {
         let slot = self.slots.get(id.0, "evict")?;
         let (len, name) = (slot.len, slot.name);
         let Some(range) = slot.range else { return Err(slot.refuse(self.verb)) };
@@ -154,7 +181,7 @@ impl Engine {
                 slot.block = Some(block);
                 slot.sum = sum;
                 slot.copied_out(end);
-                self.leave(id, on)?;
+                self.leave(id, on, next)?;
                 Ok(Evict::Moving(transfer))
             }
             Err(failed) => {
@@ -285,13 +312,17 @@ impl Engine {
     }
 
     /// Enters the storage among those that wait for their device bytes to go.
-    fn leave(&mut self, id: StorageId, on: usize) -> Result<()> {
+    fn leave(&mut self, id: StorageId, on: usize, next: Next) -> Result<()> {
         let stream = self.ledgers[on].stream;
-        let ordinal = self.prefetcher.left(Homed { storage: id, stream });
+        let homed = Homed { storage: id, stream };
+        let place = match next {
+            Next::InPass => self.prefetcher.left(homed),
+            Next::Again => self.prefetcher.rests(homed),
+        };
         let slot = self.slots.get_mut(id.0, "evict")?;
         slot.become_(Residency::Evicting);
         slot.home = on;
-        slot.ordinal = Some(ordinal);
+        slot.place = Some(place);
         let (len, owner) = (slot.len, slot.owner);
         slot.ticket = self.ledgers[on].enter(id, owner, len);
         self.ledgers[on].compact(owner, &self.slots, on);

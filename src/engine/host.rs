@@ -100,8 +100,8 @@ impl Engine {
             slot.become_(Residency::Resident);
             slot.ticket = 0;
             let (home, owner, len) = (slot.home, slot.owner, slot.len);
-            if let Some(ordinal) = slot.ordinal.take() {
-                self.prefetcher.gone(ordinal);
+            if let Some(place) = slot.place.take() {
+                self.prefetcher.gone(place);
             }
             self.ledgers[home].leave(owner, len);
         }

@@ -356,9 +356,9 @@ impl Engine {
         }
         let slots = &mut self.slots;
         self.front.next_pass();
-        self.prefetcher.next_pass(|storage, ordinal| {
+        self.prefetcher.next_pass(|storage, place| {
             if let Ok(slot) = slots.get_mut(storage.0, "mark_step") {
-                slot.ordinal = ordinal;
+                slot.place = place;
             }
         });
     }

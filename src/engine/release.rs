@@ -403,8 +403,8 @@ impl Engine {
             self.wasted(id)?;
         }
         let slot = self.slots.get_mut(id.0, "release")?;
-        if let Some(ordinal) = slot.ordinal.take() {
-            self.prefetcher.gone(ordinal);
+        if let Some(place) = slot.place.take() {
+            self.prefetcher.gone(place);
         }
         Ok(())
     }

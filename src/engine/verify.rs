@@ -243,8 +243,8 @@ impl Engine {
                 let (was, home, len) = (slot.residency(), slot.home, slot.len);
                 let owner = slot.owner;
                 slot.become_(Residency::Lost);
-                if let Some(ordinal) = slot.ordinal.take() {
-                    self.prefetcher.gone(ordinal);
+                if let Some(place) = slot.place.take() {
+                    self.prefetcher.gone(place);
                 }
                 self.policy.forget(id);
                 slot.ticket = 0;

@@ -129,27 +129,31 @@ impl Machine {
         }
     }
 
-    fn evict(&mut self, i: usize, s: usize, through_policy: bool) {
+    fn evict(&mut self, i: usize, s: usize, is_again: bool) {
         if !self.items[i].is_owned {
             self.order_after_writer(i, s);
         }
         let on = self.rig.streams[s].engine;
         let id = self.items[i].handle.id();
         let state = self.rig.engine.residency(id).unwrap();
-        if through_policy {
-            match self.rig.engine.offer(id, on) {
-                Ok(_) => {}
-                Err(error) => self.only(&error, Misuse::State),
-            }
-            return;
-        }
-        match self.rig.engine.evict(id, on) {
+        let engine = &mut self.rig.engine;
+        match if is_again { engine.rest(id, on) } else { engine.evict(id, on) } {
             Ok(_) => {}
             Err(error) if self.refusals.is_some() && error.is_retryable() => {}
             Err(error) if state != Residency::Resident => {
                 assert_eq!(error.misuse(), Some(Misuse::State));
             }
             Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    fn offer(&mut self, i: usize, s: usize) {
+        if !self.items[i].is_owned {
+            self.order_after_writer(i, s);
+        }
+        match self.rig.engine.offer(self.items[i].handle.id(), self.rig.streams[s].engine) {
+            Ok(_) => {}
+            Err(error) => self.only(&error, Misuse::State),
         }
     }
 
@@ -317,8 +321,8 @@ impl Machine {
         }
         let i = a as usize % self.items.len();
         match verb {
-            40..80 => self.evict(i, s, false),
-            80..100 => self.evict(i, s, true),
+            40..80 => self.evict(i, s, b & 0x20 != 0),
+            80..100 => self.offer(i, s),
             100..140 => self.read(i, s),
             140..160 => self.write(i, s),
             160..190 => self.pull(s),

@@ -113,12 +113,26 @@ class Context(_native.Hooks):
             for desk, _ in self._modes.values():
                 desk.begin()
         hooks = None if self._is_off else _hooks(self._pack, unpack)
-        if hooks is not None:
-            hooks.__enter__()
-        stack.append(hooks)
-        if len(stack) == 1:
-            self._start()
+        depth = len(stack)
+        try:
+            if hooks is not None:
+                hooks.__enter__()
+            stack.append(hooks)
+            if not depth:
+                self._start()
+        except BaseException:
+            # Such as an interrupt: whoever is not in the context never leaves it.
+            self._take_back(hooks, depth)
+            raise
         return self
+
+    def _take_back(self, hooks: Any, depth: int) -> None:
+        stack = self._stack()
+        del stack[depth:]
+        if hooks is not None and _uppermost() == hooks.pack_hook:
+            hooks.__exit__(None, None, None)
+        if not depth:
+            self._stop()
 
     def __exit__(
         self,
@@ -132,7 +146,7 @@ class Context(_native.Hooks):
                 f"{type(self).__name__}: left in a thread that has not entered it; use `with`")
         hooks, is_in_order = stack.pop(), True
         if hooks is not None:
-            is_in_order = _is_uppermost(hooks)
+            is_in_order = _uppermost() in (None, hooks.pack_hook)
             # The uppermost hooks go, whose they are: once all contexts are left, none stays.
             hooks.__exit__(kind, error, trace)
         if not stack:
@@ -285,10 +299,10 @@ class Context(_native.Hooks):
         )
 
 
-def _is_uppermost(hooks: Any) -> bool:
-    """Whether these are the hooks of this thread that were entered last, as far as one can see."""
+def _uppermost() -> Any:
+    """The pack hook of this thread that was entered last, as far as one can see; None without."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return not top or top[0] == hooks.pack_hook
+    return top[0] if top else None
 
 
 def has_cudagraph_trees(device: torch.device) -> bool:

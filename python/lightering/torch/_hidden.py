@@ -109,11 +109,11 @@ class HiddenStates(Context):
     def _start(self) -> None:
         self._was_just_entered = True
         if not self._is_off:
-            _keywords.start()
+            _keywords.start(self)
 
     def _stop(self) -> None:
         if not self._is_off:
-            _keywords.stop()
+            _keywords.stop(self)
         self._largest.clear()
         if self._forks == _forks.count:
             for desk, _ in self._modes.values():
@@ -194,24 +194,26 @@ class _Keywords:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._count = 0
+        self._users: set[tuple[HiddenStates, int]] = set()
+        """Contexts, and the threads in which they are active."""
         self._layer: Any = None
         self._own: Any = None
         self._ours: Any = None
 
-    def start(self) -> None:
+    def start(self, user: HiddenStates) -> None:
         with self._lock:
-            self._count += 1
+            self._users.add((user, threading.get_ident()))
             module = sys.modules.get("transformers.modeling_layers")
             if self._layer is None and module is not None:
                 self._layer = module.GradientCheckpointingLayer
                 self._own = self._layer.__dict__.get("__call__")
                 self._ours = self._layer.__call__ = _positional(self._layer.__call__)
 
-    def stop(self) -> None:
+    def stop(self, user: HiddenStates) -> None:
+        """No more for this user in this thread, if it was."""
         with self._lock:
-            self._count -= 1
-            if self._count or self._layer is None:
+            self._users.discard((user, threading.get_ident()))
+            if self._users or self._layer is None:
                 return
             # Somebody else's that came meanwhile is theirs.
             if self._layer.__dict__.get("__call__") is self._ours:

@@ -122,17 +122,17 @@ class Desk(_native.Books):
                 return
             if not self.live_count:
                 self.native.mark_step()
-            self.drop_gone(self.native.sweep())
+            self.sweep_now()
 
     def sweep(self) -> None:
         """Drops what may be dropped."""
         with self.lock:
             if not self._is_capturing():
-                self.drop_gone(self.native.sweep())
+                self.sweep_now()
 
     def flush(self) -> None:
         """Drops all that left: the stream that is current waits for the copies, on the device."""
         with self.lock:
             if not self._is_capturing():
                 self.rest(0)
-                self.drop_gone(self.native.flush())
+                self.flush_now()
