@@ -43,7 +43,9 @@ pub struct Options {
     /// came that found others in front of it, for two passes; until then they keep the copies out
     /// at their full rate instead (docs/performance.md).
     pub ahead_trunk_bytes_max: Bytes,
-    /// Copies under way in one direction.
+    /// Copies under way in one direction. Behind more than a driver's queue holds whoever enqueues
+    /// waits, on the host, until the device has taken some: an H200's held 768, and not 1,024
+    /// (docs/performance.md). What finds no place stays on the device, as `LaneFull`.
     pub transfers_max: usize,
     /// Bytes whose address stays are mapped in pieces of at most so many: each costs the driver's
     /// calls once more, but a piece serves every storage that needs one of its length.
@@ -135,7 +137,7 @@ impl Default for Options {
             storage_bytes_min: Bytes::kib(1),
             trunk_bytes_max: Bytes::MAX,
             ahead_trunk_bytes_max: Bytes::mib(32),
-            transfers_max: 1024,
+            transfers_max: 512,
             memory_bytes_max: Bytes::gib(1),
             memory_pooled_bytes_min: Bytes::mib(64),
             memory_idle_max: 2,

@@ -159,6 +159,13 @@ impl Bench {
         }
     }
 
+    pub(crate) fn acquire_mut(&mut self, s: usize, storage: &Storage) -> DeviceRange {
+        match self.engine.acquire_mut(storage.id(), self.streams[s].engine).unwrap() {
+            Acquire::Ready(range) => range,
+            Acquire::NeedsRoom(_) => panic!("the engine owns the bytes"),
+        }
+    }
+
     /// A storage of the framework's whose bytes are on the host alone.
     pub(crate) fn away(&mut self, len: u64, value: u32) -> Storage {
         let range = self.take(0, len);

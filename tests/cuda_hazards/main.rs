@@ -16,3 +16,4 @@ mod bench;
 mod device;
 mod ends;
 mod order;
+mod replay;
