@@ -60,7 +60,7 @@ pub mod unit;
 
 pub use backend::open;
 pub use copy::Transfer;
-pub use engine::{Acquire, Engine, Evict, Options, Shared, Stats};
+pub use engine::{Acquire, Engine, Evict, Held, Options, Shared, Stats};
 pub use error::{Error, Kind, Missing, Misuse, Result};
 pub use pinned::{
     Budget, Growth, PinnedPool, PoolOptions, Progress, Reservation, State as ReservationState,

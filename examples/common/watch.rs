@@ -32,6 +32,12 @@ impl Watch {
         Watch(Some(seen))
     }
 
+    /// Does anybody look?
+    #[allow(dead_code, reason = "not every program tells the checker of its kernels")]
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// To be asked when the engine is shut down. Returns how many records there were.
     pub(crate) fn verdict(&self) -> Result<u64> {
         let Some(seen) = &self.0 else { return Ok(0) };

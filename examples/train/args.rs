@@ -37,6 +37,8 @@ Usage: train [options]
   --model FILE          with --device sim: the device's figures, as the example calibrate prints
   --timeline FILE       times of layers and copies of the mode checkpoint+offload, for Perfetto or
                         chrome://tracing
+  --check               look for hazards in all that the engine does; the times are worth nothing
+                        then
   --help                this text
 ";
 
@@ -79,6 +81,11 @@ impl Mode {
             Mode::Grow => "checkpoint+grow",
         }
     }
+
+    /// Does an engine move the inputs?
+    pub(crate) fn has_engine(self) -> bool {
+        matches!(self, Mode::Offload | Mode::Grow)
+    }
 }
 
 /// Everything the command line says.
@@ -102,6 +109,8 @@ pub(crate) struct Options {
     pub(crate) model: Option<String>,
     /// Where the timeline goes, if one is kept.
     pub(crate) timeline: Option<String>,
+    /// The checker of order looks on.
+    pub(crate) check: bool,
 }
 
 /// What to do.
@@ -131,13 +140,16 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         times_only: false,
         model: None,
         timeline: None,
+        check: false,
     };
     while let Some(word) = words.next() {
         let (name, attached) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value.to_string())),
             None => (word.as_str(), None),
         };
-        if let ("--help" | "-h" | "--json" | "--times-only", Some(_)) = (name, &attached) {
+        if let ("--help" | "-h" | "--json" | "--times-only" | "--check", Some(_)) =
+            (name, &attached)
+        {
             return Err(format!("{name}: takes no value"));
         }
         let mut value = || {
@@ -150,6 +162,7 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
             "--help" | "-h" => return Ok(Command::Help),
             "--json" => options.json = true,
             "--times-only" => options.times_only = true,
+            "--check" => options.check = true,
             "--model" => options.model = Some(value()?),
             "--timeline" => options.timeline = Some(value()?),
             "--text" => options.text = Some(value()?),
@@ -166,6 +179,12 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
         }
     }
     options.shape = Shape::new(layers, hidden, tokens, ELEMENT)?;
+    check(&options)?;
+    Ok(Command::Run(options))
+}
+
+/// Do they go together?
+fn check(options: &Options) -> Result<(), String> {
     let simulates = [("--times-only", options.times_only), ("--model", options.model.is_some())];
     if let (Some((name, _)), true) =
         (simulates.into_iter().find(|(_, given)| *given), options.device != Device::Sim)
@@ -175,10 +194,13 @@ pub(crate) fn parse(mut words: impl Iterator<Item = String>) -> Result<Command, 
     if options.timeline.is_some() && !options.modes.contains(&Mode::Offload) {
         return Err(format!("--timeline: only with the mode {}", Mode::Offload.name()));
     }
+    if options.check && !options.modes.iter().any(|mode| mode.has_engine()) {
+        return Err(format!("--check: only with the mode {}", Mode::Offload.name()));
+    }
     if options.steps == 0 || options.steps > STEPS_MAX {
         return Err(format!("--steps {}: must be 1 to {STEPS_MAX}", options.steps));
     }
-    Ok(Command::Run(options))
+    Ok(())
 }
 
 fn count(name: &str, text: &str) -> Result<u64, String> {
@@ -230,7 +252,7 @@ mod tests {
             &[
                 "--text a.txt --device cuda:3 --modes checkpoint,checkpoint+offload --layers=2",
                 "--hidden 16 --tokens 32 --steps 5 --keep-last 0 --pinned-bytes 1GiB",
-                "--prefetch-bytes 64KiB --json --timeline b.json",
+                "--prefetch-bytes 64KiB --json --timeline b.json --check",
             ]
             .join(" "),
         );
@@ -250,6 +272,7 @@ mod tests {
             times_only: false,
             model: None,
             timeline: Some(String::from("b.json")),
+            check: true,
         };
         assert_eq!(read, wanted);
         assert_eq!(of("--layers 0 --help"), Ok(Command::Help));
@@ -282,6 +305,8 @@ mod tests {
             "--model",
             "--timeline",
             "--timeline a.json --modes checkpoint",
+            "--check=yes",
+            "--check --modes none,checkpoint",
             "--model a.txt --device auto",
             "--unknown",
             "word",

@@ -82,6 +82,11 @@ pub(crate) trait Inputs {
         None
     }
 
+    /// Records that the checker of order looked at, once closed; 0 where it was not asked to.
+    fn checked(&self) -> u64 {
+        0
+    }
+
     /// What was moved so far.
     fn moved(&self) -> Moved;
 

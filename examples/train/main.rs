@@ -47,6 +47,8 @@ mod text;
 mod trainer;
 #[cfg(test)]
 mod twin;
+#[path = "../common/watch.rs"]
+mod watch;
 
 use args::{Command, Mode, Options};
 use inputs::{Inputs, Resident};
@@ -185,7 +187,8 @@ fn steps(
     let keep_last = options.keep_last.min(shape.layers) as usize;
     let device::Plan { pinned, prefetch, .. } = *plan;
     let spans = if options.timeline.is_some() { SPANS_MAX } else { 0 };
-    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans };
+    let check = options.check;
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans, check };
     let mut inputs: Box<dyn Inputs> = match mode {
         Mode::None | Mode::Checkpoint => Box::new(Resident::new(opened.backend, layers, bytes)?),
         Mode::Offload => Box::new(Offloaded::new(opened, limits, true)?),
@@ -201,9 +204,14 @@ fn steps(
     };
     let outcome = Trainer::new(mode, shape, text, &mut *inputs, meter)
         .and_then(|trainer| trainer.run(options.steps, &mut show));
+    drop(progress);
     if outcome.is_err() {
         // What was enqueued still uses the memory that goes now. The first error is what is told.
         let _ = inputs.backend().sync();
+    } else if check && mode.has_engine() {
+        let records = inputs.checked();
+        // There is nobody left to tell that standard error is gone.
+        let _ = writeln!(err, "{}: checked: {records} records, no hazard", mode.name());
     }
     outcome
 }

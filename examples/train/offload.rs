@@ -16,11 +16,13 @@
 
 use crate::device::Opened;
 use crate::inputs::{Inputs, Moved, Pinning};
+use crate::watch::Watch;
 use lightering::adapter::Checkpoint;
 use lightering::backend::Backend;
 use lightering::pinned::{Budget, PinnedPool, PoolOptions};
 use lightering::policy::Kept;
 use lightering::storage::Storage;
+use lightering::trace::Use;
 use lightering::{Bytes, DeviceRange, Engine, Error, Misuse, Options, Result, StreamId};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,9 @@ pub(crate) struct Offloaded {
     bytes: Bytes,
     /// What the engine timed, once it is closed.
     timeline: Option<String>,
+    watch: Watch,
+    /// Records that the checker looked at, once it is closed.
+    checked: u64,
     reserve: Duration,
 }
 
@@ -58,6 +63,8 @@ pub(crate) struct Limits {
     pub(crate) prefetch: Bytes,
     /// Spans of a timeline that are kept; 0: none is.
     pub(crate) spans: usize,
+    /// The checker of order looks on.
+    pub(crate) check: bool,
 }
 
 impl Offloaded {
@@ -65,7 +72,7 @@ impl Offloaded {
     /// first step's evictions.
     pub(crate) fn new(opened: Opened, limits: Limits, reserves: bool) -> Result<Offloaded> {
         let Opened { mut backend, engine: device, .. } = opened;
-        let Limits { layers, bytes, keep_last, pinned, prefetch, spans } = limits;
+        let Limits { layers, bytes, keep_last, pinned, prefetch, spans, check } = limits;
         // A pool has at least a page, which holds no input but the smallest.
         let budget = Bytes(pinned.0.max(PAGE));
         let options = PoolOptions { budget: Budget::Bytes(budget), ..PoolOptions::default() };
@@ -88,6 +95,7 @@ impl Offloaded {
             ..Options::default()
         };
         let mut engine = Engine::new(device, &pool, options)?;
+        let watch = Watch::over(&mut engine, check);
         let stream = backend.create_stream()?;
         let compute = engine.adopt_stream(backend.raw_stream(stream)?)?;
         let taken = (0..layers).map(|_| None).collect();
@@ -101,6 +109,8 @@ impl Offloaded {
             taken,
             bytes,
             timeline: None,
+            watch,
+            checked: 0,
             reserve,
         })
     }
@@ -133,6 +143,11 @@ impl Inputs for Offloaded {
         let Some(storage) = self.taken[layer].take() else {
             return Err(Error::usage(Misuse::NotThere, "keep"));
         };
+        if self.watch.is_on() {
+            // What the layer before did: without an engine's eyes on them kernels are told of.
+            let range = self.engine.range(storage.id())?;
+            self.engine.note(self.compute, &[Use::write(range)])?;
+        }
         let number = self.checkpoint.keep(&mut self.engine, storage, self.compute)?;
         assert!(number == layer, "layers are kept in their order");
         Ok(())
@@ -165,6 +180,10 @@ impl Inputs for Offloaded {
         self.timeline.take()
     }
 
+    fn checked(&self) -> u64 {
+        self.checked
+    }
+
     fn moved(&self) -> Moved {
         let stats = self.engine.stats();
         let refused = [Kept::NoPinnedRoom, Kept::LaneFull].map(|why| stats.kept_for(why).count);
@@ -187,6 +206,7 @@ impl Inputs for Offloaded {
             self.timeline = Some(self.engine.trace_json());
         }
         self.engine.shutdown()?;
+        self.checked = self.watch.verdict()?;
         self.backend.close_stream(self.stream)
     }
 }

@@ -46,7 +46,7 @@ fn under_adversary(seed: u64, keep_last: usize, mode: Mode) -> u64 {
     let user = || Box::new(meter::Metered::new(Box::new(world.device(0).unwrap()), meter.clone()));
     let opened = device::Opened { backend: user(), engine: user(), meter: meter.clone() };
     let (pinned, prefetch) = (Bytes::mib(2), Bytes(2 * bytes.0));
-    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans: 0 };
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans: 0, check: false };
     let mut inputs: Box<dyn Inputs> = match mode {
         Mode::Offload => Box::new(Offloaded::new(opened, limits, true).unwrap()),
         Mode::Raw => Box::new(Raw::new(opened.backend, limits).unwrap()),
@@ -93,7 +93,7 @@ fn on_world(config: Config, offload: bool) -> (Outcome, std::time::Duration) {
     let user = || Box::new(meter::Metered::new(Box::new(world.device(0).unwrap()), meter.clone()));
     let opened = device::Opened { backend: user(), engine: user(), meter: meter.clone() };
     let (pinned, prefetch, keep_last) = (Bytes::mib(2), Bytes(2 * bytes.0), 1);
-    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans: 0 };
+    let limits = Limits { layers, bytes, keep_last, pinned, prefetch, spans: 0, check: false };
     let mut inputs: Box<dyn Inputs> = match offload {
         true => Box::new(Offloaded::new(opened, limits, true).unwrap()),
         false => Box::new(Resident::new(opened.backend, layers, bytes).unwrap()),
@@ -252,6 +252,20 @@ fn a_timeline_has_layers_and_copies_on_one_axis() {
     let (_, _, ended) = super::tests::of(&format!("{SMALL} --timeline {}", folder.display()));
     assert!(matches!(ended, Err(Failure::Input(why)) if why.starts_with("--timeline ")));
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn the_checker_looks_at_all_that_an_engine_does_in_a_run() {
+    let (_, err, ended) =
+        of(&format!("{SMALL} --check --modes checkpoint+offload,checkpoint+grow"));
+    ended.unwrap();
+    for mode in ["checkpoint+offload", "checkpoint+grow"] {
+        let start = format!("{mode}: checked: ");
+        let line = err.lines().find_map(|line| line.strip_prefix(&start)).expect(&err);
+        let count: u64 = line.strip_suffix(" records, no hazard").unwrap().parse().unwrap();
+        // Four steps of three layers, of which two leave: each copy alone is several.
+        assert!(count > 100, "{line}");
+    }
 }
 
 #[test]

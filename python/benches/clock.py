@@ -99,6 +99,7 @@ def visit(built: Built, way: Way, device: torch.device, steps: int, warm: int) -
     for _ in range(warm):
         step(built, way)
     wait(device)
+    way.warmed()
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     before = way.moved()

@@ -44,7 +44,7 @@ pub use acquire::Acquire;
 pub use batch::Batch;
 pub use evict::Evict;
 pub use options::Options;
-pub use shared::Shared;
+pub use shared::{Held, Shared};
 pub use stats::{KeptCount, Stats};
 pub use timeline::{Span, Track};
 
@@ -263,7 +263,8 @@ impl Engine {
         (self.client.held(), self.options.pinned_quota_max)
     }
 
-    /// Shows every later record of the driver seam to `observer`.
+    /// Shows every later record of the driver seam to `observer`, from inside of the verbs: it has
+    /// no engine to call, and [`Shared::lock`] refuses it one.
     pub fn observe(&mut self, observer: Option<Observer>) {
         self.backend.observe(observer);
     }

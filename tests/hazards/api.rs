@@ -11,6 +11,8 @@ use lightering::{
     Bytes, DevicePtr, DeviceRange, Engine, Error, Kind, Misuse, PinnedPool, Shared, Storage,
 };
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
 
 const POOL: Bytes = Bytes::kib(64);
 
@@ -212,4 +214,31 @@ fn every_verb_of_an_engine_that_was_shut_down_says_so() {
     ] {
         assert_eq!(closed.unwrap_err().kind(), Kind::Closed);
     }
+}
+
+#[test]
+fn h106_an_observer_that_calls_a_verb_is_refused_and_does_not_wait_for_itself() {
+    let Rig { engine, streams, pool, mut sim, .. } = rig(1, POOL, 1);
+    let (shared, on) = (Shared::new(engine), streams[0].engine);
+    let (inside, seen) = (shared.clone(), Arc::new(Mutex::new(Vec::new())));
+    let told = seen.clone();
+    shared.lock().observe(Some(Box::new(move |_| {
+        let again = catch_unwind(AssertUnwindSafe(|| drop(inside.lock())));
+        let why = again.unwrap_err().downcast::<&str>().unwrap();
+        told.lock().unwrap().push(*why);
+    })));
+    let storage = shared.lock().alloc(LEN, on, "seen").unwrap();
+    let said = std::mem::take(&mut *seen.lock().unwrap());
+    assert!(!said.is_empty(), "the observer was called");
+    assert!(said.iter().all(|why| *why == "a verb is called from inside of a verb"), "{said:?}");
+    // The verb went on, and so does the engine, on this thread and another.
+    let other = shared.clone();
+    std::thread::spawn(move || other.lock().evict(storage.id(), on).map(drop))
+        .join()
+        .unwrap()
+        .unwrap();
+    shared.lock().observe(None);
+    shared.lock().shutdown().unwrap();
+    assert_eq!(pool.stats().lent, Bytes::ZERO);
+    sim.sync().unwrap();
 }

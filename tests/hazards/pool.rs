@@ -1,7 +1,7 @@
 //! Hazards of the pinned pool, H70 to H79: room that is there and cannot be had, bytes past an end,
 //! sizes that nobody has, and books that do not add up.
 
-use crate::bench::{acquire, bounds, evict, flush, owned, release};
+use crate::bench::{LEN, acquire, bounds, evict, flush, owned, release};
 use crate::pinned_support::{Hand, Paper, pool, small, trunks};
 use crate::support::{Rig, quick_pool};
 use lightering::backend::sim::Config;
@@ -245,5 +245,28 @@ fn h79_every_pinned_byte_is_lent_free_busy_or_in_doubt_at_every_step() {
         }
         rig.assert_right();
         rig.assert_nothing_left();
+    }
+}
+
+#[test]
+fn h49_memory_that_is_not_page_locked_is_told_of_and_its_bytes_are_right() {
+    for seed in 0..20 {
+        let options =
+            PoolOptions { pageable_bytes_max: Bytes::mib(1), ..quick_pool(Bytes::kib(4)) };
+        let mut rig = Rig::new(Config::adversary(seed), options, bounds(), 1);
+        let storages: Vec<_> = (0..6).map(|n| owned(&mut rig, 0, LEN, n)).collect();
+        for storage in &storages {
+            evict(&mut rig, 0, storage);
+        }
+        flush(&mut rig, 0);
+        let stats = rig.engine.stats().pinned;
+        assert!(stats.pinned <= Bytes::kib(4) && stats.pageable > Bytes::ZERO, "{stats}");
+        assert!(stats.warning().unwrap().contains("not page-locked"));
+        for (n, storage) in (0..).zip(&storages) {
+            let range = acquire(&mut rig, 0, storage);
+            rig.check(0, range, n, format!("storage {n}"));
+        }
+        drop(storages);
+        rig.assert_right();
     }
 }

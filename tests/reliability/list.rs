@@ -113,8 +113,6 @@ pub(crate) const HAZARDS: &[(&str, &str)] = &[
 
 pub(crate) const ABSENT: &[(&str, &str)] = &[
     ("H07", "there is no disk tier yet"),
-    ("H49", "arenas are mapped and then registered, which the driver does or refuses"),
-    ("H106", "no verb calls back; a caller holds the engine for the length of a verb"),
     ("H107", "there is no C interface yet"),
     ("H108", "the Python package's, not this crate's: `python/tests/test_arguments.py`"),
     ("H109", "the Python package's, not this crate's: `python/tests/test_interpreter.py`"),
