@@ -98,6 +98,26 @@ fn what_a_page_names_is_there() {
     assert!(!is_there("tests/design.rs::no_such_story") && !is_there("tests/no_such_file.rs"));
 }
 
+#[test]
+fn every_file_of_the_python_package_has_its_line_on_the_page() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(root.join("docs/design.md")).unwrap();
+    let section = page.split("\n## ").find(|section| section.starts_with("2.")).unwrap();
+    let words: BTreeSet<&str> = section.split([' ', ',', '\n', '/']).collect();
+    let mut count = 0;
+    for folder in ["python/src", "python/lightering", "python/lightering/torch"] {
+        for path in std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path())
+        {
+            if path.extension().is_some_and(|end| end == "rs" || end == "py") {
+                let stem = path.file_stem().unwrap().to_str().unwrap();
+                assert!(words.contains(stem), "{} has no line", path.display());
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 30, "only {count} files found: the search itself is broken");
+}
+
 /// The rows of PyTorch, which `python/` is for.
 fn rows_of_pytorch() -> Vec<String> {
     let rows = |letter, numbers: std::ops::RangeInclusive<u8>| {

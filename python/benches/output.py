@@ -134,7 +134,9 @@ class Output:
         if len(table) > 1:
             self.say()
             if self.device.type != "cuda":
-                self.say("of simulated times, which are no figures:")
+                self.say("of a CPU and a simulated device, which is no figure, and not judged:")
+                # Without what is asked, and whether it is short of it.
+                table = [(*row[:4], row[5]) for row in table]
             self.table(table)
 
     def table(self, table: Sequence[Sequence[str]]) -> None:

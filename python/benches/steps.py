@@ -154,6 +154,8 @@ def first_of(workload: Workload, options: argparse.Namespace, output: Output, ta
     two pairs the worse one counts.
     """
     names = [name for name in workload.first if name.partition("-reserved")[0] in options.ways]
+    if not names:
+        output.say(f"{workload.name}: skipped: no first steps are measured of it in these ways")
     for name in names + names[::-1]:
         command = [sys.executable, str(Path(__file__).with_name("first.py")), workload.name, name,
                    str(options.device), "small" if options.small else "full"]

@@ -10,6 +10,15 @@ Invariant: a byte that comes back is the byte that left, or the caller gets an e
 Who may call it: everyone.
 """
 
+try:
+    from . import _native  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != f"{__name__}._native":
+        raise
+    raise ModuleNotFoundError(
+        f"{error}: {__path__[0]} has the sources alone, and hides the package that is installed, "
+        "if one is: run from another folder, or `pip install ./python`", name=error.name) from None
+
 from ._native import (
     Busy,
     Closed,

@@ -1,7 +1,7 @@
 """What the Rust part offers; the package's own modules use it."""
 
 import weakref
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class Saved:
     def residency(self, lease: Lease) -> str: ...
 
 class Lock:
-    def __new__(cls, bury: Any) -> Self: ...
+    def __new__(cls, books: weakref.ref[Books]) -> Self: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *_raised: object) -> None: ...
 
@@ -150,6 +150,11 @@ class Moved:
 class Hooks:
     _counts: Counts
     def __new__(cls, *args: Any, **keywords: Any) -> Self: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
     @property
     def _modes(self) -> dict[torch.device, tuple[Any, Any]]: ...
     def rule(

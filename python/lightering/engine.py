@@ -60,7 +60,8 @@ class Engine:
             2 ** 64 - 1.
 
     Raises:
-        Unavailable: there is no such device.
+        Unavailable: there is no such device; ``"sim"`` needs none, ``"auto"`` takes what is there.
+        OverBudget: ``pinned_bytes`` has no room for the sums of ``verify``.
         TypeError, ValueError: an argument that is not allowed, with its name and what is.
 
     A size is an int of bytes, or text such as "512MiB" or "1.5GiB".

@@ -16,6 +16,7 @@
 //! The hooks use it, and Python's `Desk`, which is one.
 
 use crate::engine::Engine;
+use crate::finished::Finished;
 use crate::lock::Lock;
 use crate::process;
 use crate::room::Room;
@@ -26,7 +27,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PySet, PyWeakrefMethods, PyWeakrefReference};
 use rustc_hash::{FxHashMap, FxHashSet};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -69,7 +70,7 @@ pub(crate) struct Tables {
     by_storage: FxHashMap<usize, (u64, Weak<Stash>)>,
     /// By the address of a weak reference: the storage it is of, and the stash it was made for.
     sources: FxHashMap<usize, (usize, u64)>,
-    pub(crate) finished: VecDeque<Weak<Stash>>,
+    pub(crate) finished: Finished,
     lingering: Vec<Py<PyAny>>,
     retired: FxHashSet<u64>,
     early: FxHashSet<u64>,
@@ -171,8 +172,7 @@ impl Books {
         let (py, books) = (slf.py(), slf.get());
         let parts = books.parts()?;
         if !parts.lock.get().try_take(py)? {
-            let source = source.clone().into_any().unbind();
-            return parts.lock.get().queue(py, number, source);
+            return parts.lock.get().queue(py, number, source.clone().unbind());
         }
         let _entered = Entered(parts, py);
         match Books::bury_now(slf, number, source) {
@@ -298,7 +298,7 @@ impl Books {
     }
 
     /// Nobody can find a stash any more that died; its bytes go when the engine says so.
-    fn bury_now(
+    pub(crate) fn bury_now(
         slf: &Bound<'_, Books>,
         number: u64,
         source: &Bound<'_, PyWeakrefReference>,
@@ -396,7 +396,7 @@ impl Books {
     /// Numbers of those whose readers all came; 0 for one that died.
     #[getter]
     fn _finished(&self) -> Vec<u64> {
-        let finished: Vec<_> = self.tables().finished.iter().map(Weak::upgrade).collect();
+        let finished: Vec<_> = self.tables().finished.each().map(Weak::upgrade).collect();
         finished.iter().map(|stash| stash.as_ref().map_or(0, |stash| stash.number)).collect()
     }
 

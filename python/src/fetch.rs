@@ -60,7 +60,7 @@ pub(crate) fn fetch<'py>(books: &Bound<'py, Books>, stash: &Arc<Stash>) -> PyRes
     // Once, however often a graph that is kept is read.
     if is_finished && !std::mem::replace(&mut marks.is_finished, true) {
         drop(marks);
-        this.tables().finished.push_back(Arc::downgrade(stash));
+        this.tables().finished.push(stash);
     }
     Ok((storage.into_bound(py), whole))
 }
@@ -159,29 +159,21 @@ fn prefetch(books: &Bound<'_, Books>, mut wanted: Wanted, stream: usize) -> PyRe
 /// A graph that is not kept drops them before they are more than the window.
 pub(crate) fn rest(books: &Bound<'_, Books>, window: u64) -> PyResult<()> {
     let (py, this) = (books.py(), books.get());
-    let alive: Vec<Arc<Stash>> = {
-        let mut tables = this.tables();
-        let finished = &mut tables.finished;
-        while finished.front().is_some_and(|first| first.strong_count() == 0) {
-            finished.pop_front();
+    loop {
+        let oldest = {
+            let mut tables = this.tables();
+            let finished = &mut tables.finished;
+            finished.drop_oldest_dead();
+            let is_over = finished.bytes() > window;
+            let may_wait = window != 0 && finished.len() <= RESTING_MIN;
+            if is_over && !may_wait { finished.pop() } else { None }
+        };
+        let Some(stash) = oldest else { return Ok(()) };
+        // Whoever reads it just now comes to its end once more.
+        stash.marks().is_finished = false;
+        if stash.marks().waiting == 0 {
+            let lease = stash.lease()?;
+            lease.saved.get().rest(py, lease, Books::stream_now(books)?)?;
         }
-        if window != 0 && finished.len() <= RESTING_MIN {
-            return Ok(());
-        }
-        finished.iter().filter_map(Weak::upgrade).collect()
-    };
-    let is_idle = |stash: &&Arc<Stash>| stash.marks().waiting == 0;
-    let idle: Vec<&Arc<Stash>> = alive.iter().filter(is_idle).collect();
-    let mut total: u64 = idle.iter().map(|stash| stash.nbytes).sum();
-    let mut count = 0;
-    while total > window {
-        let lease = idle[count].lease()?;
-        lease.saved.get().rest(py, lease, Books::stream_now(books)?)?;
-        total -= idle[count].nbytes;
-        count += 1;
     }
-    alive.iter().for_each(|stash| stash.marks().is_finished = false);
-    idle[count..].iter().for_each(|stash| stash.marks().is_finished = true);
-    this.tables().finished = idle[count..].iter().map(|stash| Arc::downgrade(stash)).collect();
-    Ok(())
 }

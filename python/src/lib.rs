@@ -19,8 +19,10 @@
 mod books;
 mod counts;
 mod engine;
+mod entered;
 mod errors;
 mod fetch;
+mod finished;
 mod frames;
 mod host;
 mod kept;

@@ -17,14 +17,15 @@
 //!
 //! `Books` and Python's `Desk` take it.
 
+use crate::books::Books;
 use crate::errors::Error;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyTuple, PyWeakrefReference};
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The number of a stash that died, and the weak reference to its storage.
-type Dead = (u64, Py<PyAny>);
+type Dead = (u64, Py<PyWeakrefReference>);
 
 /// The lock.
 #[pyclass(frozen, module = "lightering._native")]
@@ -33,8 +34,9 @@ pub(crate) struct Lock {
     /// Python's own, which a thread may take again that has it; its methods, looked up once.
     acquire: Py<PyAny>,
     release: Py<PyAny>,
-    /// Not the desk itself, which has this lock: a weak reference to the method that buries.
-    bury: Py<PyAny>,
+    /// Not the desk itself, which has this lock: a weak reference to it. No step of Python lies
+    /// between the queue and the burial.
+    books: Py<PyAny>,
     dead: Mutex<VecDeque<Dead>>,
 }
 
@@ -65,7 +67,12 @@ impl Lock {
     }
 
     /// A stash has died that could not be buried at once.
-    pub(crate) fn queue(&self, py: Python<'_>, number: u64, source: Py<PyAny>) -> PyResult<()> {
+    pub(crate) fn queue(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        source: Py<PyWeakrefReference>,
+    ) -> PyResult<()> {
         self.dead().push_back((number, source));
         self.bury_the_dead(py)
     }
@@ -86,25 +93,22 @@ impl Lock {
     fn bury_one(&self, py: Python<'_>) -> PyResult<()> {
         // Somebody else may have been faster.
         let Some((number, source)) = self.dead().pop_front() else { return Ok(()) };
-        let bury = self.bury.bind(py).call0()?;
-        if bury.is_none() {
-            return Ok(());
-        }
-        bury.call1((number, source)).map(drop)
+        // Gone with all that it held where there is none.
+        let books = self.books.bind(py).call0()?.cast_into::<Books>().ok();
+        books.map_or(Ok(()), |books| Books::bury_now(&books, number, source.bind(py)))
     }
 }
 
 #[pymethods]
 impl Lock {
-    /// `bury` is a weak reference to a method that takes the number of a stash and the weak
-    /// reference to its storage.
+    /// `books` is a weak reference to the desk whose lock it is.
     #[new]
-    fn new(py: Python<'_>, bury: Py<PyAny>) -> PyResult<Lock> {
+    fn new(py: Python<'_>, books: Py<PyAny>) -> PyResult<Lock> {
         let lock = py.import("threading")?.getattr("RLock")?.call0()?;
         Ok(Lock {
             acquire: lock.getattr("acquire")?.unbind(),
             release: lock.getattr("release")?.unbind(),
-            bury,
+            books,
             dead: Mutex::default(),
         })
     }

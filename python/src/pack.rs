@@ -15,6 +15,7 @@
 
 use crate::books::Books;
 use crate::counts::Counts;
+use crate::entered::{self, Entered};
 use crate::errors::{Closed, Corrupt, Error, Lost};
 use crate::frames::Frames;
 use crate::kept::Kept;
@@ -37,6 +38,7 @@ pub(crate) struct Hooks {
     modes: Py<PyDict>,
     counts: Mutex<Option<Py<Counts>>>,
     rules: OnceLock<Rules>,
+    entered: Entered,
     /// Owned once more by all that stayed and that the mode is about: their graphs are still there.
     kept: Arc<()>,
 }
@@ -223,8 +225,30 @@ impl Hooks {
             modes,
             counts: Mutex::default(),
             rules: OnceLock::new(),
+            entered: Entered::default(),
             kept: Arc::default(),
         }
+    }
+
+    fn __enter__<'py>(slf: &Bound<'py, Hooks>) -> PyResult<Bound<'py, Hooks>> {
+        let py = slf.py();
+        let hooks = match slf.getattr(intern!(py, "_is_off"))?.is_truthy()? {
+            true => None,
+            false => {
+                Some((slf.getattr(intern!(py, "_pack"))?, slf.getattr(intern!(py, "_unpack"))?))
+            }
+        };
+        entered::enter(&slf.get().entered, slf, hooks)?;
+        Ok(slf.clone())
+    }
+
+    fn __exit__(
+        slf: &Bound<'_, Hooks>,
+        kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        entered::leave(&slf.get().entered, slf, !kind.is_none())
     }
 
     /// Says what the mode is about: all tensors but those that `watch` knows, or the inputs of
@@ -364,21 +388,31 @@ fn pack(
     let stash = Stash::new(books.clone().unbind(), counts, lease, number, source, of, versions);
     let stash = Arc::new(stash);
     let was_named = this.enter_stash(&stash, storage);
+    let counted = count(this, &stash, left, rules, py);
+    // Whatever became of the counting, which calls Python: the engine names each once.
+    let dropped = match was_named {
+        true => Books::drop_any(books, Some(vec![number])),
+        false => Ok(()),
+    };
+    dropped.and(Books::drop_any(books, gone)).and(counted).map(|()| stash)
+}
+
+/// Counts what became of a storage that was packed, and of the one that left for it.
+fn count(
+    books: &Books,
+    stash: &Arc<Stash>,
+    left: Option<(u64, Cow<'static, str>)>,
+    rules: &Rules,
+    py: Python<'_>,
+) -> PyResult<()> {
     match left {
-        Some((left, became)) if left == number && became == MOVED => stash.moved(py)?,
+        Some((left, became)) if left == stash.number && became == MOVED => stash.moved(py),
         left => {
             let words = rules.reasons.bind(py).as_any().get_item("AMONG_THE_LAST")?;
             stash.stays(py, words.extract()?)?;
-            if let Some((left, became)) = left {
-                note_left(this, py, left, &became)?;
-            }
+            left.map_or(Ok(()), |(left, became)| note_left(books, py, left, &became))
         }
     }
-    if was_named {
-        Books::drop_any(books, Some(vec![number]))?;
-    }
-    Books::drop_any(books, gone)?;
-    Ok(stash)
 }
 
 /// The context's part of the engine, or whatever stands in for it.

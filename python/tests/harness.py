@@ -40,6 +40,8 @@ class Way:
     name: str
     around: Around = nullcontext
     prepare: Callable[[nn.Module], nn.Module] = lambda model: model
+    moved: Callable[[], int] | None = None
+    """Bytes that left so far, of a way in which some must."""
 
 
 PLAIN = Way("plain")
@@ -130,7 +132,8 @@ def compare(
     """Runs the step in the baseline twice, then in each way, and compares all bits.
 
     Raises:
-        Void: the baseline differs from itself, or has nothing to compare.
+        Void: the baseline differs from itself, or has nothing to compare, or a way that must move
+            something moved nothing.
         AssertionError: a way differs from the baseline; says where.
     """
     wanted = run(make, step, baseline)
@@ -142,10 +145,13 @@ def compare(
     if not moving or not wanted.losses:
         raise Void(f"{baseline.name} has no gradient that is not zero")
     for way in ways:
+        before = way.moved() if way.moved else -1
         found = differences(wanted, run(make, step, way))
         assert not found, (
             f"{way.name} differs from {baseline.name} in {len(found)} places: "
             f"{'; '.join(found[:4])}")
+        if way.moved and way.moved() <= before:
+            raise Void(f"{way.name} moved nothing")
     return wanted
 
 

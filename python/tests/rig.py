@@ -50,6 +50,10 @@ class Rig:
     def hidden(self, min_bytes: int = 16, **options: Any) -> HiddenStates:
         return HiddenStates(min_bytes=min_bytes, engine=self.engine, **options)
 
+    def moved(self) -> int:
+        """Bytes that left so far."""
+        return int(self.engine.stats()["evicted_bytes"])
+
     def assert_nothing_left(self) -> None:
         """No storage, no block and no device bytes are held any more."""
         # After a backward that raised torch keeps its open tasks, and so the graph, until the next.

@@ -18,9 +18,12 @@ from lightering.torch import checkpoint
 from rig import rig  # noqa: F401
 
 
-def ways(rig, **options):  # noqa: F811
+def ways(rig, how="positional", **options):  # noqa: F811
+    """Both modes; hidden states move where a checkpoint has its input by position."""
     saved, hidden = rig.saved(**options), rig.hidden(**options)
-    return Way("SavedTensors", lambda: saved), Way("HiddenStates", lambda: hidden)
+    moved = rig.moved if how in ("positional", "reentrant") else None
+    return (Way("SavedTensors", lambda: saved, moved=rig.moved),
+            Way("HiddenStates", lambda: hidden, moved=moved))
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -32,7 +35,7 @@ def test_gradients_are_those_of_the_same_run_without_offload(rig, make, how, ste
     # torch keeps the random state of those GPUs alone that positional tensors are on: a recompute
     # of keywords drops other values, and then a router sends tokens elsewhere.
     options = {"dropout": 0.0} if how == "keyword" and rig.kind == "cuda" else {}
-    compare(lambda: make(rig.device, checkpoint=how, **options), STEPS[step], *ways(rig))
+    compare(lambda: make(rig.device, checkpoint=how, **options), STEPS[step], *ways(rig, how))
 
 
 @pytest.mark.parametrize("step", ["micro_steps", "two_backwards", "backward_outside"])
@@ -40,7 +43,7 @@ def test_gradients_are_those_of_the_same_run_without_offload(rig, make, how, ste
 def test_bf16_has_the_same_bits(rig, make, step):  # noqa: F811
     for how in ("none", "positional"):
         model = lambda how=how: make(rig.device, checkpoint=how, dtype=torch.bfloat16)  # noqa: E731
-        compare(model, STEPS[step], *ways(rig))
+        compare(model, STEPS[step], *ways(rig, how))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,7 +58,8 @@ def test_no_order_of_copies_changes_a_bit(step):
     for seed in range(4):
         seeded = rigs.make("sim", seed=seed, unreleased_bytes="2KiB", prefetch_bytes="4KiB")
         for how in ("none", "positional"):
-            compare(lambda how=how: models.dense(checkpoint=how), STEPS[step], *ways(seeded))
+            compare(lambda how=how: models.dense(checkpoint=how), STEPS[step],
+                    *ways(seeded, how))
         seeded.assert_nothing_left()
 
 
@@ -74,7 +78,8 @@ def test_an_input_that_is_packed_and_unpacked_on_other_threads_is_the_same(rig):
         return losses
 
     for how in ("none", "positional"):
-        compare(lambda how=how: models.moe(rig.device, checkpoint=how), step, *ways(rig))
+        compare(lambda how=how: models.moe(rig.device, checkpoint=how), step,
+                *ways(rig, how))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -35,8 +35,10 @@ def test_an_edit_after_the_save_raises_what_autograd_raises(rig, name, flushed):
 
     with pytest.raises(RuntimeError, match=SAID):
         backward(torch.enable_grad())
+    context = rig.saved()
     with pytest.raises(RuntimeError, match=SAID):
-        backward(rig.saved())
+        backward(context)
+    assert context.report().moved == 256, "an edit of what stayed is another story"
 
 
 @pytest.mark.parametrize("mode", ["saved", "hidden"])
@@ -53,13 +55,14 @@ def test_an_edit_of_a_tensor_that_stayed_raises_too(rig, mode):  # noqa: F811
 
 def test_an_edited_input_of_a_checkpoint_raises(rig):  # noqa: F811
     x = torch.ones(64, device=rig.device, requires_grad=True)
-    with rig.hidden(keep_last=0):
+    with rig.hidden(keep_last=0) as context:
         hidden = x * 2
         out = torch.utils.checkpoint.checkpoint(torch.sin, hidden, use_reentrant=False)
         with torch.no_grad():
             hidden.add_(1)
         with pytest.raises(RuntimeError, match=SAID):
             out.sum().backward()
+        assert context.report().moved == 256
     del hidden, out
 
 
@@ -122,12 +125,14 @@ def test_an_edit_in_a_backward_raises_what_autograd_raises(rig, name, part, read
                 out.backward()
         return x.grad
 
+    context = rig.saved()
     if reader == "nobody":
-        assert torch.equal(backward(torch.enable_grad()), backward(rig.saved()))
-        return
-    for around in (torch.enable_grad(), rig.saved()):
-        with pytest.raises(RuntimeError, match=SAID):
-            backward(around)
+        assert torch.equal(backward(torch.enable_grad()), backward(context))
+    else:
+        for around in (torch.enable_grad(), context):
+            with pytest.raises(RuntimeError, match=SAID):
+                backward(around)
+    assert context.report().moved >= 256
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -50,7 +50,8 @@ def changing_steps(model, around):
 
 def test_lengths_and_layers_that_change_cost_no_bit(rig):  # noqa: F811
     for how in ("none", "positional"):
-        compare(lambda how=how: skipping(rig.device, how), changing_steps, *ways(rig))
+        compare(lambda how=how: skipping(rig.device, how), changing_steps,
+                *ways(rig, how))
 
 
 def test_a_backward_in_another_order_than_the_learned_one(rig):  # noqa: F811
@@ -65,6 +66,7 @@ def test_a_backward_in_another_order_than_the_learned_one(rig):  # noqa: F811
             for index in order:
                 outs[index].sum().backward()
         assert all(torch.equal(seen[index][0][0].cpu(), made[index]) for index in order)
+        assert around.report().moved == 6 * 2048
 
     for order in ([5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5], [3, 0, 5, 1, 4, 2], [5, 1], [2, 4, 0]):
         for _ in range(3):
@@ -109,6 +111,8 @@ def test_nothing_grows_over_two_hundred_changing_steps(rig):  # noqa: F811
             assert stats["storage_count"] == 0
             assert not rig.desk._early and not rig.desk._retired
             assert len(rig.desk._by_storage) == 0 and len(rig.desk._finished) <= 8
+    # Of each step the inputs of all layers but the last, or all that is saved.
+    assert rig.moved() > 200 * 10_000
     assert len(set(pinned)) == 1, f"pinned bytes over the steps: {pinned}"
 
 

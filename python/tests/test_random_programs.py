@@ -114,7 +114,7 @@ def same(one, two):
 @pytest.mark.parametrize("mode", ["saved", "hidden"])
 @pytest.mark.parametrize("first", range(0, 4 * PROGRAMS, PROGRAMS))
 def test_random_programs_have_the_same_bits_and_the_same_errors(mode, first):
-    refused = 0
+    refused = moving = 0
     for seed in range(first, first + PROGRAMS):
         wanted = outcome(seed, contextlib.nullcontext())
         options = {"seed": seed} if seed % 2 else {}
@@ -122,7 +122,10 @@ def test_random_programs_have_the_same_bits_and_the_same_errors(mode, first):
         found = outcome(seed, getattr(rig, mode)(min_bytes=1))
         assert same(wanted, found), f"program {seed}: {wanted} and {found}"
         refused += isinstance(wanted[0], str)
+        moving += rig.moved() > 0
         del found, wanted
         if seed % 10 == 0:
             rig.assert_nothing_left()
     assert PROGRAMS // 10 < refused < PROGRAMS, refused
+    # Not every program has a checkpoint.
+    assert moving > PROGRAMS // (2 if mode == "saved" else 10), moving

@@ -13,9 +13,8 @@ Who may call it: the modes of lightering.torch.
 from __future__ import annotations
 
 import sys
-import threading
-from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import Any
 
 import torch
 
@@ -28,11 +27,6 @@ from ._packed import Packed, Split, unpack
 from ._report import Counts, Report
 from ._stash import Desk
 from ._warn import warn_once
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-_hooks = torch.autograd.graph.saved_tensors_hooks
 
 # For the native part, which gives these reasons.
 _WORDS = {
@@ -70,6 +64,7 @@ class Context(_native.Hooks):
     _saves: tuple[CodeType, frozenset[CodeType]] | None = None
     """Whose frame saves the inputs that may leave, called by one of those; ``_wants_input`` is
     asked about each."""
+    _unpack = staticmethod(unpack)
 
     def __init__(self, keep_last: int, min_bytes: Size, placement: str, engine: Engine | None):
         for name, value in (
@@ -86,7 +81,6 @@ class Context(_native.Hooks):
         self.rule(self._name, self._min_bytes, _WORDS, self._watched, self._saves)
         self._counts = Counts()
         self._before: dict[Desk, tuple[int, float, int]] = {}
-        self._entered = threading.local()
         if engine is not None:
             desk = Desk.of(engine)
             device = torch.device("cpu") if desk.is_simulated else torch.device("cuda", desk.index)
@@ -106,58 +100,14 @@ class Context(_native.Hooks):
             found = self._open(device, Desk.of(Engine.of(f"cuda:{device.index}")))
         return found
 
-    def __enter__(self) -> Self:
-        stack = self._stack()
-        if not stack:
-            self._begin()
-            for desk, _ in self._modes.values():
-                desk.begin()
-        hooks = None if self._is_off else _hooks(self._pack, unpack)
-        depth = len(stack)
-        try:
-            if hooks is not None:
-                hooks.__enter__()
-            stack.append(hooks)
-            if not depth:
-                self._start()
-        except BaseException:
-            # Such as an interrupt: whoever is not in the context never leaves it.
-            self._take_back(hooks, depth)
-            raise
-        return self
-
-    def _take_back(self, hooks: Any, depth: int) -> None:
-        stack = self._stack()
-        del stack[depth:]
-        if hooks is not None and _uppermost() == hooks.pack_hook:
-            hooks.__exit__(None, None, None)
-        if not depth:
-            self._stop()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        stack = self._stack()
-        if not stack:
-            raise _native.Usage(
-                f"{type(self).__name__}: left in a thread that has not entered it; use `with`")
-        hooks, is_in_order = stack.pop(), True
-        if hooks is not None:
-            is_in_order = _uppermost() in (None, hooks.pack_hook)
-            # The uppermost hooks go, whose they are: once all contexts are left, none stays.
-            hooks.__exit__(kind, error, trace)
-        if not stack:
-            self._end(kind is not None)
-        if not is_in_order and kind is None:
-            raise _native.Usage(
-                f"{type(self).__name__}: left before what was entered after it; use `with`")
+    def _enter(self) -> None:
+        """Entered for the first time in this thread; nothing is on yet."""
+        self._begin()
+        for desk, _ in self._modes.values():
+            desk.begin()
 
     def _end(self, has_raised: bool) -> None:
         """Left for the last time in this thread: drops what may go, and says what is wrong."""
-        self._stop()
         if self._forks != _forks.count:
             return
         for desk, _ in self._modes.values():
@@ -170,16 +120,11 @@ class Context(_native.Hooks):
         self._counts = Counts()
         self._before = {desk: desk.figures() for desk, _ in self._modes.values()}
 
-    def _stack(self) -> list[Any]:
-        if not hasattr(self._entered, "stack"):
-            self._entered.stack = []
-        return self._entered.stack
-
     def _start(self) -> None:
-        """Entered for the first time in this thread."""
+        """The hooks are on for the first time in this thread."""
 
     def _stop(self) -> None:
-        """Left for the last time in this thread."""
+        """They are off for the last time, or what began was broken off. May be done twice."""
 
     def _wants_input(self, tensor: torch.Tensor) -> str | None:
         """None for an input that this mode moves; "" for one it is not about; else why not."""
@@ -297,12 +242,6 @@ class Context(_native.Hooks):
             peak=sum(torch.cuda.max_memory_allocated(desk.index) for desk in on_gpu),
             engine=stats[0] if len(stats) == 1 else {"engines": stats},
         )
-
-
-def _uppermost() -> Any:
-    """The pack hook of this thread that was entered last, as far as one can see; None without."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return top[0] if top else None
 
 
 def has_cudagraph_trees(device: torch.device) -> bool:

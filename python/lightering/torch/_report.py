@@ -3,7 +3,8 @@
 What it is: plain figures of the steps since the context was entered last, in bytes.
 What it is not: a measurement of the device. ``released`` counts storages that died.
 Invariant: every storage offered is either moved or kept for a reason, so
-``offered == moved + sum(kept.values())``; of those moved, ``released + unreleased == moved``.
+``offered == moved + sum(kept.values())``; of those moved, ``released + unreleased == moved``. What
+is not even looked at, too small for one, counts each time that it is saved.
 
     offered --> kept, why                      moved --> released: its device bytes went
             `-> moved to pinned memory               `-> unreleased: somebody keeps them alive
@@ -21,8 +22,8 @@ from ._reasons import NO_PINNED_ROOM
 
 
 class Counts(_native.Counts):
-    """Figures under way. Bytes of storages; each storage counts once. What moved is counted by the
-    native part."""
+    """Figures under way. Bytes of storages; each storage counts once, but for those that are not
+    taken at all. What moved is counted by the native part."""
 
     def __init__(self) -> None:
         self.kept: dict[str, int] = {}
@@ -30,7 +31,7 @@ class Counts(_native.Counts):
         """Bytes of the largest storage that found no pinned room."""
 
     def stay(self, nbytes: int, why: str) -> None:
-        """A tensor that was not taken at all."""
+        """A tensor that was not taken at all: nobody looks whose bytes they are."""
         self.kept[why] = self.kept.get(why, 0) + nbytes
 
     def keep(self, stash: _native.Stash, why: str) -> None:

@@ -23,16 +23,18 @@ class _Watch(threading.local):
 
     def __init__(self) -> None:
         self.residents = ResidentStorages()
-        self._count = 0
+        self.users: set[SavedTensors] = set()
 
-    def start(self) -> None:
-        self._count += 1
-        if self._count == 1:
+    def start(self, user: SavedTensors) -> None:
+        is_first = not self.users
+        self.users.add(user)
+        if is_first:
             self.residents.start()
 
-    def stop(self) -> None:
-        self._count -= 1
-        if self._count == 0:
+    def stop(self, user: SavedTensors) -> None:
+        """No more for this user, if it was."""
+        self.users.discard(user)
+        if not self.users:
             self.residents.stop()
 
 
@@ -80,8 +82,8 @@ class SavedTensors(Context):
 
     def _start(self) -> None:
         if not self._is_off:
-            _watch.start()
+            _watch.start(self)
 
     def _stop(self) -> None:
         if not self._is_off:
-            _watch.stop()
+            _watch.stop(self)

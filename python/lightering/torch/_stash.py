@@ -46,7 +46,7 @@ class Desk(_native.Books):
         self.kind = "cpu" if engine.is_simulated else "cuda"
         self.index = int(engine.device.split(":")[1])
         # Weak: the lock is the desk's.
-        self.lock = _native.Lock(weakref.WeakMethod(self._bury))
+        self.lock = _native.Lock(weakref.ref(self))
         self.room = Room(self.kind, self.index)
         self.device = self.room.device
         self.open(self.lock, self.room)
@@ -74,9 +74,6 @@ class Desk(_native.Books):
         """Device bytes that the desk keeps alive now."""
         with self.lock:
             return sum(storage.nbytes() for storage in self._held.values())
-
-    def _bury(self, number: int, source: Any) -> None:
-        self.bury_now(number, source)
 
     def join(self, who: Context) -> None:
         """A context moves tensors of this device from now on."""

@@ -34,7 +34,7 @@ from .._fsdp import is_fsdp1
 from .._native import Usage
 from .._subclass import is_plain
 from ..engine import Engine
-from ._context import _hooks, checked
+from ._context import checked
 from ._hidden import HiddenStates, first_is_hidden_states
 from ._packed import Packed, unpack
 from ._report import Report
@@ -68,7 +68,7 @@ class _Shared(HiddenStates):
 
     def hooks(self) -> Any:
         """Hooks for one call."""
-        return _hooks(self._pack, unpack)
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, unpack)
 
     def offered(self) -> tuple[Any, int]:
         """Bytes that were offered in this step so far, with what counts them."""
