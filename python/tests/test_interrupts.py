@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import sys
 import threading
@@ -67,6 +68,13 @@ def nothing_is_on():
         layers.GradientCheckpointingLayer.__call__, "__wrapped__")
     return not (torch._C._autograd._top_saved_tensors_default_hooks(True) or is_patched
                 or _watch.users or _keywords._users)
+
+
+@pytest.fixture(autouse=True)
+def _with_layers_that_are_patched():
+    """The modes change them where transformers is there, whatever ran before."""
+    if importlib.util.find_spec("transformers"):
+        importlib.import_module("transformers.modeling_layers")
 
 
 def step(rig, context):  # noqa: F811

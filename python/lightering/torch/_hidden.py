@@ -196,32 +196,33 @@ class _Keywords:
         self._lock = threading.Lock()
         self._users: set[tuple[HiddenStates, int]] = set()
         """Contexts, and the threads in which they are active."""
-        self._layer: Any = None
-        self._own: Any = None
-        self._ours: Any = None
+        self._patch: tuple[Any, Any, Any] | None = None
+        """The class, its own ``__call__`` if it has one, and ours; known before ours is there."""
 
     def start(self, user: HiddenStates) -> None:
         with self._lock:
             self._users.add((user, threading.get_ident()))
             module = sys.modules.get("transformers.modeling_layers")
-            if self._layer is None and module is not None:
-                self._layer = module.GradientCheckpointingLayer
-                self._own = self._layer.__dict__.get("__call__")
-                self._ours = self._layer.__call__ = _positional(self._layer.__call__)
+            if self._patch is None and module is not None:
+                layer: Any = module.GradientCheckpointingLayer
+                ours = _positional(layer.__call__)
+                self._patch = layer, layer.__dict__.get("__call__"), ours
+                layer.__call__ = ours
 
     def stop(self, user: HiddenStates) -> None:
-        """No more for this user in this thread, if it was."""
+        """No more for this user in this thread, if it was. May be broken off and done again."""
         with self._lock:
             self._users.discard((user, threading.get_ident()))
-            if self._users or self._layer is None:
+            if self._users or self._patch is None:
                 return
+            layer, own, ours = self._patch
             # Somebody else's that came meanwhile is theirs.
-            if self._layer.__dict__.get("__call__") is self._ours:
-                if self._own is None:
-                    del self._layer.__call__
+            if layer.__dict__.get("__call__") is ours:
+                if own is None:
+                    del layer.__call__
                 else:
-                    self._layer.__call__ = self._own
-            self._layer = self._own = self._ours = None
+                    layer.__call__ = own
+            self._patch = None
 
 
 _keywords = _Keywords()
