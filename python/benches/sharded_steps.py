@@ -166,35 +166,38 @@ def report(found: dict[str, list[list[float]]], output: Output) -> None:
 
 
 def gathers(device: torch.device, options: argparse.Namespace, output: Output | None) -> None:
-    """Seconds of 20 all-gathers behind a chain of kernels that saves tensors: plainly, while the
-    same bytes are copied out raw, and while the chain's saved tensors leave through ours. Ours has
-    a window that all of them fit in, so that both copy long past the last gather."""
+    """Seconds of 20 all-gathers behind a chain of kernels that saves tensors: plainly, while those
+    tensors are copied out raw, and while they leave through ours; each to a place of its own. Ours
+    has a window that all of them fit in, so that both copy long past the last gather."""
     on_gpu = device.type == "cuda"
     numel = (1 << 10) if options.small else (16 << 20)
     links = 8 if options.small else 96
     piece = torch.randn(numel, device=device)
     whole = torch.empty(numel * options.ranks, device=device)
-    host = torch.empty(numel, pin_memory=on_gpu)
     aside = torch.cuda.Stream(device) if on_gpu else None
     collective = torch.cuda.Stream(device) if on_gpu else None
     leaf = torch.randn(numel, device=device, requires_grad=True)
 
-    def chain() -> torch.Tensor:
-        value = leaf
+    def chain() -> list[torch.Tensor]:
+        values = [leaf]
         for _ in range(links):
-            value = value.sin()
-        return value
+            values.append(values[-1].sin())
+        # The first one is a leaf, which stays, and the last one nobody saves.
+        return values[1:-1]
 
-    # The chain's first tensor is a leaf, which stays.
     leaving = (links - 1) * numel * piece.element_size()
+    hosts = [torch.empty(numel, pin_memory=on_gpu) for _ in range(links - 1)]
 
-    def raw() -> None:
-        for _ in range(links - 1):
-            if aside is None:
-                host.copy_(piece)
-                continue
-            with torch.cuda.stream(aside):
-                host.copy_(piece, non_blocking=True)
+    def raw(values: list[torch.Tensor]) -> None:
+        if aside is None:
+            for host, value in zip(hosts, values, strict=True):
+                host.copy_(value.detach())
+            return
+        # As ours, behind each tensor's kernel; all of them are alive until the pass is over.
+        aside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(aside):
+            for host, value in zip(hosts, values, strict=True):
+                host.copy_(value.detach(), non_blocking=True)
 
     try:
         window = load("lightering").Engine(
@@ -210,9 +213,9 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         dist.barrier()
         wait(device)
         with context:
-            value = chain()
+            values = chain()
         if beside:
-            beside()
+            beside(values)
         # The chain is over; what is left to run beside the gathers is copies, in every way.
         if on_gpu:
             torch.cuda.current_stream(device).synchronize()
@@ -226,7 +229,7 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
                 collective.synchronize()
         seconds = time.perf_counter() - began
         wait(device)
-        del value
+        del values
         return seconds
 
     found: dict[str, list[float]] = {}

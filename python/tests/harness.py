@@ -206,7 +206,11 @@ def double_backward(model: nn.Module, around: Around) -> list[torch.Tensor]:
     # Flash attention has no second derivative; the plain one has.
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), around():
         loss = loss_of(model)
-        first = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
+        # A backward goes through nodes by their numbers, which each thread counts for itself: of
+        # those that a GPU's own thread made, and those of this one, the order, and so the rounding
+        # of sums, changes with what either did before.
+        with torch.autograd.set_multithreading_enabled(False):
+            first = torch.autograd.grad(loss, weights, create_graph=True, allow_unused=True)
         penalty = sum(each.pow(2).sum() for each in first if each is not None)
         (loss + 0.1 * penalty).backward()
     return [loss, penalty]

@@ -79,12 +79,16 @@ def test_an_order_that_was_seen_once_is_fetched_ahead(rig):  # noqa: F811
     for _ in range(4):
         before = rig.engine.stats()
         with rig.saved():
-            harness.loss_of(model).backward()
+            loss = harness.loss_of(model)
+        # What is still leaving when its reader's turn is near is not fetched ahead.
+        rig.engine.drain()
+        rig.desk.flush()
+        loss.backward()
         rig.engine.drain()
         after = rig.engine.stats()
         misses.append(after["miss_count"] - before["miss_count"])
         hits.append(after["hit_count"] - before["hit_count"])
-    # Whoever reads first finds nothing ahead; on a GPU some more, where the window is full.
+    # Whoever reads first finds nothing ahead.
     few = all(20 * late <= early for late, early in zip(misses[1:], hits[1:], strict=True))
     assert few and min(hits[1:]) > 50, (misses, hits)
 

@@ -3,6 +3,7 @@
 use crate::bench::{Bench, MIB, name_of, story};
 use crate::device::{Host, driver, in_context};
 use lightering::backend::Backend;
+use lightering::storage::{Residency, Tier};
 use lightering::{Bytes, DeviceRange, PinnedRange};
 use std::ffi::c_int;
 
@@ -23,7 +24,7 @@ fn a_captured_graph_replays_over_bytes_given_back_and_taken_again() {
         for value in 40..44 {
             b.evict(0, &weights);
             b.flush(0);
-            while b.engine.range(weights.id()).is_ok() {
+            while b.engine.residency(weights.id()).unwrap() != Residency::Evicted(Tier::Host) {
                 b.engine.step().unwrap();
             }
             assert!(b.engine.stats().seam.unmaps > value - 40, "nothing was given back");
