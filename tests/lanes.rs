@@ -42,7 +42,8 @@ fn urgent_wait(options: Options) -> f64 {
 #[test]
 fn a_few_questions_tell_of_many_copies_that_are_done() {
     // As many as were asked about were learned of before: a lane that got far behind stayed there.
-    let mut rig = Rig::new(Options { step_queries_max: 24, ..Options::default() });
+    let mut rig =
+        Rig::new(Options { step_queries_max: 24, transfers_max: 1024, ..Options::default() });
     let (len, on) = (Bytes::mib(1), rig.streams[0].1);
     let evict = |rig: &mut Rig, count: usize| -> Vec<Storage> {
         let each = (0..count).map(|_| {

@@ -212,22 +212,23 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         before = ours.moved()[0] if context is not plain else 0
         dist.barrier()
         wait(device)
+        # Inside: who leaves the context has the stream wait for the copies.
         with context:
             values = chain()
-        if beside:
-            beside(values)
-        # The chain is over; what is left to run beside the gathers is copies, in every way.
-        if on_gpu:
-            torch.cuda.current_stream(device).synchronize()
-        if context is not plain:
-            left.append(ours.moved()[0] - before)
-        began = time.perf_counter()
-        with torch.cuda.stream(collective) if on_gpu else nullcontext():
-            for _ in range(GATHERS):
-                dist.all_gather_into_tensor(whole, piece)
-            if collective is not None:
-                collective.synchronize()
-        seconds = time.perf_counter() - began
+            if beside:
+                beside(values)
+            # The chain is over; what is left to run beside the gathers is copies, in every way.
+            if on_gpu:
+                torch.cuda.current_stream(device).synchronize()
+            if context is not plain:
+                left.append(ours.moved()[0] - before)
+            began = time.perf_counter()
+            with torch.cuda.stream(collective) if on_gpu else nullcontext():
+                for _ in range(GATHERS):
+                    dist.all_gather_into_tensor(whole, piece)
+                if collective is not None:
+                    collective.synchronize()
+            seconds = time.perf_counter() - began
         wait(device)
         del values
         return seconds

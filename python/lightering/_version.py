@@ -109,6 +109,29 @@ class VersionProbe:
         if self.changed():
             raise edited(self._shared, self._seen, self._shape)
 
+    def lend_outer(self, made: Any, names: Sequence[str]) -> Any:
+        """``made``, of a subclass as ``share_outer`` has them, as a tensor whose edits count here,
+        so that whoever reads the same graph later hears of them; itself where its class does not
+        go along."""
+        try:
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                lent: Any = self._shared.detach()
+                # Sizes and strides; the counter is the tensor's own slot, and stays.
+                lent.data = made.detach()
+                getattr(lent, "__dict__", {}).update(getattr(made, "__dict__", {}))
+                for name in names:
+                    setattr(lent, name, getattr(made, name))
+                lent.requires_grad_(made.requires_grad)
+                is_same = bool(
+                    lent.__tensor_flatten__() == made.__tensor_flatten__()
+                    and (lent.size(), lent.stride()) == (made.size(), made.stride())
+                    and lent._version == self._shared._version)
+        except Exception:
+            # As above.
+            return made
+        inner = ((getattr(lent, name), getattr(made, name)) for name in names)
+        return lent if is_same and all(one is two for one, two in inner) else made
+
 
 def share_outer(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor | None:
     """As ``share``, of a subclass whose attributes of these names hold its bytes; None where it

@@ -207,6 +207,47 @@ def test_an_edit_of_a_subclass_raises_what_autograd_raises(rig, min_bytes, flush
             backward(around)
 
 
+class Scaling(torch.autograd.Function):
+    """Edits in its backward what it saved, as fused losses do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        x.mul_(2)
+        return gradient * x
+
+
+@pytest.mark.parametrize("reader", ["another node", "the same node again", "nobody"])
+def test_an_edit_of_a_subclass_in_a_backward_raises_what_autograd_raises(rig, reader):  # noqa: F811
+    """What came back had a counter of its own: later readers got the edited bytes."""
+    def backward(around):
+        x = pair(rig).requires_grad_()
+        with around:
+            tensor = x * 3
+            out = tensor.sin().sum() if reader == "another node" else 0
+            out = out + Scaling.apply(tensor).sum()
+            rig.engine.drain()
+            rig.desk.flush()
+            out.backward(retain_graph=reader == "the same node again")
+            if reader == "the same node again":
+                out.backward()
+        return x.grad.one
+
+    context = rig.saved()
+    if reader == "nobody":
+        assert torch.equal(backward(contextlib.nullcontext()), backward(context))
+    else:
+        for around in (contextlib.nullcontext(), context):
+            with pytest.raises(RuntimeError, match="modified by an ?inplace operation"):
+                backward(around)
+    assert context.report().moved > 0
+
+
 def test_a_subclass_that_is_saved_edited_and_saved_again_gives_each_its_own(rig):  # noqa: F811
     """The second one was taken for the first, which had left."""
     def gradient(around):

@@ -141,7 +141,7 @@ class Context(_native.Hooks):
         if flat is not None and shared is not None:
             seen = version_of(shared)
             parts = [self._take(leaf, leaf.untyped_storage(), seen) for leaf in flat.leaves]
-            return Split(parts, flat.detach(), VersionProbe(tensor, shared))
+            return Split(parts, flat.detach(), VersionProbe(tensor, shared), flat.names)
         self._counts.stay(self._extent(tensor), _reasons.UNKNOWN_KIND)
         return self._keep(tensor)
 

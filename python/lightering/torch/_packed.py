@@ -25,23 +25,33 @@ from .._version import VersionProbe
 class Split:
     """A tensor subclass, as the plain tensors that hold its bytes."""
 
-    __slots__ = ("_build", "_parts", "_probe")
+    __slots__ = ("_build", "_names", "_parts", "_probe")
 
     def __init__(
         self,
         parts: Sequence[Kept | Moved],
         build: Callable[[Sequence[torch.Tensor]], torch.Tensor],
         probe: VersionProbe | None = None,
+        names: Sequence[str] = (),
     ) -> None:
+        """
+        Args:
+            parts: of its plain tensors.
+            build: makes it anew of those.
+            probe: follows its edits as a whole, where it has any.
+            names: attributes that hold its inner tensors.
+        """
         self._parts = parts
         self._build = build
         self._probe = probe
+        self._names = names
 
     def unpack(self) -> torch.Tensor:
         """The tensor, put together. Raises as its parts do, and where it was edited as a whole."""
         if self._probe is not None:
             self._probe.check()
-        return self._build([part.unpack() for part in self._parts])
+        made = self._build([part.unpack() for part in self._parts])
+        return made if self._probe is None else self._probe.lend_outer(made, self._names)
 
 
 Packed = Kept | Moved | Split
