@@ -27,8 +27,8 @@ use std::time::Duration;
 
 /// Batches queued at once.
 const BATCHES: usize = 4;
-/// At most so many raw copies at once: the driver's own queue holds about as many.
-const EACH_MAX: usize = 1024;
+/// At most so many raw copies at once: the driver's own queue holds some 800, and 1,024 not.
+const EACH_MAX: usize = 512;
 const ASKED: [f64; 2] = [50.0, 45.0];
 const SIZES: [(&str, u64, u64, bool); 4] = [
     ("256x64kib", 256, 64 << 10, false),

@@ -4,8 +4,8 @@
 //!
 //! Invariant: half of all storages are on the host. Each round goes through the next thousand in
 //! the order in which they were made, as a training step does, so none of them was used for long;
-//! where it says `spread`, through one in a thousand of all, which no training step does. Each
-//! figure is the least of several rounds, since what disturbs a round only adds to it.
+//! where it says `spread`, through one in a thousand of all, which no training step does. Both
+//! numbers take turns, and each figure is the middle ratio of several rounds.
 //!
 //! ```text
 //!   in order  |..........xxxxxxxxxx....................    each x: evict, let go, refill, give up
