@@ -195,7 +195,8 @@ fn check(options: &Options) -> Result<(), String> {
         return Err(format!("--timeline: only with the mode {}", Mode::Offload.name()));
     }
     if options.check && !options.modes.iter().any(|mode| mode.has_engine()) {
-        return Err(format!("--check: only with the mode {}", Mode::Offload.name()));
+        let [one, other] = [Mode::Offload, Mode::Grow].map(Mode::name);
+        return Err(format!("--check: only with the mode {one} or {other}"));
     }
     if options.steps == 0 || options.steps > STEPS_MAX {
         return Err(format!("--steps {}: must be 1 to {STEPS_MAX}", options.steps));

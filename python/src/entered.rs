@@ -89,22 +89,24 @@ pub(crate) fn leave(
     has_raised: bool,
 ) -> PyResult<()> {
     let py = context.py();
-    let name = context.get_type().name()?;
     let Some((is_in_order, is_last, stopped)) = take_off(entered, context)? else {
-        return Err(Usage::new_err(format!(
-            "{name}: left in a thread that has not entered it; use `with`"
-        )));
+        return Err(misused(context, "in a thread that has not entered it"));
     };
     stopped?;
     if is_last {
         context.call_method1(intern!(py, "_end"), (has_raised,))?;
     }
     if !is_in_order && !has_raised {
-        return Err(Usage::new_err(format!(
-            "{name}: left before what was entered after it; use `with`"
-        )));
+        return Err(misused(context, "before what was entered after it"));
     }
     Ok(())
+}
+
+fn misused(context: &Bound<'_, PyAny>, left: &str) -> PyErr {
+    match context.get_type().name() {
+        Ok(name) => Usage::new_err(format!("{name}: left {left}; use `with`")),
+        Err(error) => error,
+    }
 }
 
 /// Were the hooks uppermost, was it the last entry, and what became of the stop?

@@ -159,15 +159,15 @@ fn prefetch(books: &Bound<'_, Books>, mut wanted: Wanted, stream: usize) -> PyRe
 /// A graph that is not kept drops them before they are more than the window.
 pub(crate) fn rest(books: &Bound<'_, Books>, window: u64) -> PyResult<()> {
     let (py, this) = (books.py(), books.get());
+    {
+        let mut tables = this.tables();
+        tables.finished.drop_oldest_dead();
+        if window != 0 && tables.finished.len() <= RESTING_MIN {
+            return Ok(());
+        }
+    }
     loop {
-        let oldest = {
-            let mut tables = this.tables();
-            let finished = &mut tables.finished;
-            finished.drop_oldest_dead();
-            let is_over = finished.bytes() > window;
-            let may_wait = window != 0 && finished.len() <= RESTING_MIN;
-            if is_over && !may_wait { finished.pop() } else { None }
-        };
+        let oldest = this.tables().finished.pop_over(window);
         let Some(stash) = oldest else { return Ok(()) };
         // Whoever reads it just now comes to its end once more.
         stash.marks().is_finished = false;

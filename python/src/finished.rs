@@ -34,11 +34,6 @@ impl Finished {
         self.places.len()
     }
 
-    /// Bytes of all, and of some that died.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Every one, dead or alive.
     pub(crate) fn each(&self) -> impl Iterator<Item = &Weak<Stash>> {
         self.places.iter().map(|(stash, _)| stash)
@@ -55,15 +50,16 @@ impl Finished {
         self.bytes += stash.nbytes;
     }
 
-    /// The oldest one, alive.
-    pub(crate) fn pop(&mut self) -> Option<Arc<Stash>> {
-        loop {
+    /// The oldest one, alive, while they have more bytes than a window.
+    pub(crate) fn pop_over(&mut self, window: u64) -> Option<Arc<Stash>> {
+        while self.bytes > window {
             let (stash, bytes) = self.places.pop_front()?;
             self.bytes -= bytes;
             if let Some(stash) = stash.upgrade() {
                 return Some(stash);
             }
         }
+        None
     }
 
     pub(crate) fn drop_oldest_dead(&mut self) {

@@ -320,3 +320,21 @@ def test_later_passes_over_a_graph_that_is_kept_are_fetched_ahead(rig):  # noqa:
             assert asked <= 2, f"pass {turn}: {asked} of 40 tensors were not fetched ahead"
     assert [int(each[0][0]) for each in seen] == list(range(39, -1, -1)) * 4
     rig.assert_nothing_left()
+
+
+def test_what_rests_of_a_kept_graph_goes_down_to_the_window_however_few_they_are(rig):  # noqa: F811
+    """Two of any size were let be, and so more than the window of large ones."""
+    out, nbytes = leaf(rig.device), 16384
+    rig.desk.native.set_windows(nbytes, nbytes)
+    rig.desk._window = nbytes
+    with rig.saved():
+        for _ in range(3):
+            out = save(out, [torch.ones(nbytes // 4, device=rig.device)], [])
+        rig.engine.drain()
+        rig.desk.flush()
+        out.sum().backward(retain_graph=True)
+        assert len(rig.desk._finished) == 3
+        rig.desk.rest(nbytes)
+        assert len(rig.desk._finished) == 1
+    del out
+    rig.assert_nothing_left()
