@@ -6,8 +6,8 @@
 //! both have answered; so what one measures alone, the other does nothing beside.
 //!
 //! ```text
-//!   main ---- "each" "both" "raw" ---->  link --part --device cuda:0
-//!        <--- "= seconds seconds" -----  link --part --device cuda:1
+//!   main -- "each" "raw-each" "both" "raw" -->  link --part --device cuda:0
+//!        <-------- "= seconds seconds" -------  link --part --device cuda:1
 //! ```
 //!
 //! `main` uses it, and runs as either part.
@@ -38,15 +38,22 @@ pub(crate) fn apart(bench: &Bench, out: &mut Figures) -> Result<()> {
         let mut round = [Round::default(); 2];
         // What is compared goes first in turn.
         let is_first = turn % 2 == 0;
-        for alone in [is_first, !is_first] {
-            if alone {
-                for (round, part) in round.iter_mut().zip(&mut parts.parts) {
-                    part.tell("each")?;
-                    round.alone = rate(part.answer()?);
-                }
-            } else {
-                let each = parts.together("each")?;
-                round.iter_mut().zip(each).for_each(|(round, each)| round.together = rate(each));
+        let mut order = ["alone", "each", "raw-each"];
+        if !is_first {
+            order.reverse();
+        }
+        for what in order {
+            let each = match what {
+                "alone" => parts.in_turn("each")?,
+                _ => parts.together(what)?,
+            };
+            for (round, each) in round.iter_mut().zip(each) {
+                let rates = match what {
+                    "alone" => &mut round.alone,
+                    "each" => &mut round.together,
+                    _ => &mut round.raw,
+                };
+                *rates = rate(each);
             }
         }
         for raw in [!is_first, is_first] {
@@ -71,6 +78,7 @@ pub(crate) fn part(bench: &Bench) -> Result<()> {
     for line in std::io::stdin().lines() {
         let [first, second] = match line.map_err(broken)?.as_str() {
             "each" => rig.ours_each_way()?,
+            "raw-each" => rig.raw_each_way()?,
             "both" => [rig.ours_both()?, 0.0],
             "raw" => [rig.raw_both()?, 0.0],
             other => return Err(Error::new(Kind::Io, "part").detail(String::from(other))),
@@ -141,6 +149,11 @@ impl Parts {
     fn together(&mut self, what: &str) -> Result<Vec<[f64; 2]>> {
         self.parts.iter_mut().try_for_each(|part| part.tell(what))?;
         self.parts.iter_mut().map(Part::answer).collect()
+    }
+
+    fn in_turn(&mut self, what: &str) -> Result<Vec<[f64; 2]>> {
+        let one = |part: &mut Part| part.tell(what).and_then(|()| part.answer());
+        self.parts.iter_mut().map(one).collect()
     }
 
     fn end(&mut self) -> Result<()> {

@@ -179,7 +179,7 @@ impl Rig {
         Ok([out, back])
     }
 
-    fn raw_each_way(&mut self) -> Result<[f64; 2]> {
+    pub(crate) fn raw_each_way(&mut self) -> Result<[f64; 2]> {
         let all = 0..self.raw.len();
         self.hold()?;
         self.raw_out(all.clone(), WHOLE)?;

@@ -27,27 +27,39 @@ pub(crate) struct Round {
     pub(crate) alone: [f64; 2],
     /// The same while the other does so, too.
     pub(crate) together: [f64; 2],
+    /// The same raw.
+    pub(crate) raw: [f64; 2],
     /// Both ways at once, while the other does so: through the engine, and raw.
     pub(crate) both: [f64; 2],
 }
 
-/// Together beside alone, and both ways beside raw: of each round the device that is worse off.
-pub(crate) fn figures(kind: &str, first: &[Round], second: &[Round]) -> [Row; 3] {
+/// Together beside alone, both ways beside raw, and together beside raw, which tells what the host
+/// itself gives two: of each round the device that is worse off.
+pub(crate) fn figures(kind: &str, first: &[Round], second: &[Round]) -> [Row; 5] {
     let row = |name: &str| Row::new(format!("two.{kind}{name}"), "GB/s", Better::Higher);
-    let mut rows = ["out", "in", "both"].map(row);
+    let mut rows = ["out", "in", "both", "raw-out", "raw-in"].map(row);
     for (a, b) in first.iter().zip(second) {
         let worse = |of: fn(&Round, usize) -> (f64, f64), way| -> (f64, f64) {
             let (one, two) = (of(a, way), of(b, way));
             if one.0 / one.1 <= two.0 / two.1 { one } else { two }
         };
-        let one_way = |round: &Round, way: usize| (round.together[way], round.alone[way]);
         let both = worse(|round, _| (round.both[0], round.both[1]), 0);
-        let [out, back] = [0, 1].map(|way| worse(one_way, way));
-        for (row, pair) in rows.iter_mut().zip([out, back, both]) {
+        let [out, back] = [0, 1].map(|way| worse(|r, way| (r.together[way], r.alone[way]), way));
+        let [raw_out, raw_in] =
+            [0, 1].map(|way| worse(|r, way| (r.together[way], r.raw[way]), way));
+        for (row, pair) in rows.iter_mut().zip([out, back, both, raw_out, raw_in]) {
             row.pairs.push(pair);
         }
     }
     rows
+}
+
+/// Who copies: one device, both, or both by raw calls.
+#[derive(Clone, Copy)]
+enum Whose {
+    Nth(usize),
+    Both,
+    Raw,
 }
 
 impl Bench {
@@ -102,22 +114,20 @@ fn device(
         let mut round = Round::default();
         // What is compared goes first in turn.
         let is_first = turn % 2 == 0;
-        // One alone, then the other, and both.
-        let alone = [Some(0), Some(1)];
-        let order = match is_first {
-            true => [alone[0], alone[1], None],
-            false => [None, alone[0], alone[1]],
-        };
+        // One alone, then the other, both, and both raw.
+        let mut order = [Whose::Nth(0), Whose::Nth(1), Whose::Both, Whose::Raw];
+        if !is_first {
+            order.reverse();
+        }
         for whose in order {
             barrier.wait();
-            if whose.is_some_and(|whose| whose != nth) {
-                continue;
-            }
-            let rates = rate(pair(rig.ours_each_way()).map(&mut keep));
-            match whose {
-                Some(_) => round.alone = rates,
-                None => round.together = rates,
-            }
+            let (seconds, rates) = match whose {
+                Whose::Nth(other) if other != nth => continue,
+                Whose::Nth(_) => (rig.ours_each_way(), &mut round.alone),
+                Whose::Both => (rig.ours_each_way(), &mut round.together),
+                Whose::Raw => (rig.raw_each_way(), &mut round.raw),
+            };
+            *rates = rate(pair(seconds).map(&mut keep));
         }
         for raw in [!is_first, is_first] {
             barrier.wait();

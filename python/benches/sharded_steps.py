@@ -14,6 +14,7 @@ slowest rank. Then passes of 20 all-gathers alone, beside raw copies out, and be
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import datetime
 import gc
@@ -95,6 +96,11 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     os._exit(0)
 
 
+def meet(device: torch.device) -> None:
+    """All ranks go on from here at once."""
+    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+
+
 def slowest(values: list[float], device: torch.device) -> list[float]:
     """Of each value the largest of all ranks."""
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
@@ -117,7 +123,7 @@ def steps(
                 if output:
                     output.say(f"{NAME} {name}: skipped: {missing}")
                 continue
-            dist.barrier()
+            meet(device)
             one = visit(built, way, device, -(-options.steps // options.rounds), options.warm)
             seconds = slowest(one.seconds, device)
             peak, after = slowest([one.peak_bytes, one.after_forward_bytes], device)
@@ -142,7 +148,7 @@ def turns(
 ) -> None:
     """Steps of all ways one by one in turn; of each the slowest rank's."""
     ways = attached(ORDER, built, device, output, NAME)
-    dist.barrier()
+    meet(device)
     found = rounds_of(built, ways, options, device, output, NAME, slowest)
     if output:
         say(NAME, found, output)
@@ -168,7 +174,8 @@ def report(found: dict[str, list[list[float]]], output: Output) -> None:
 def gathers(device: torch.device, options: argparse.Namespace, output: Output | None) -> None:
     """Seconds of 20 all-gathers behind a chain of kernels that saves tensors: plainly, while those
     tensors are copied out raw, and while they leave through ours; each to a place of its own. Ours
-    has a window that all of them fit in, so that both copy long past the last gather."""
+    has a window that all of them fit in, so that both copy long past the last gather; a pass in
+    which they did not is no figure."""
     on_gpu = device.type == "cuda"
     numel = (1 << 10) if options.small else (16 << 20)
     links = 8 if options.small else 96
@@ -205,13 +212,14 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
     except Missing:
         window = None
     ours = OursAll(device, window)
-    # Of each pass, what left for ours.
+    # Of each pass, what left for ours; and of each way, passes whose copies were over too early.
     left: list[int] = []
+    early = collections.Counter[str]()
 
-    def timed(context: Any, beside: Any) -> float:
-        before = ours.moved()[0] if context is not plain else 0
-        dist.barrier()
+    def timed(name: str, context: Any, beside: Any) -> float:
+        before = ours.moved()[0] if name == "ours" else 0
         wait(device)
+        meet(device)
         # Inside: who leaves the context has the stream wait for the copies.
         with context:
             values = chain()
@@ -220,8 +228,11 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
             # The chain is over; what is left to run beside the gathers is copies, in every way.
             if on_gpu:
                 torch.cuda.current_stream(device).synchronize()
-            if context is not plain:
+            if name == "ours":
                 left.append(ours.moved()[0] - before)
+            # Hooks take the host's time, on each rank another: who is early would wait for the
+            # other one within the gathers.
+            meet(device)
             began = time.perf_counter()
             with torch.cuda.stream(collective) if on_gpu else nullcontext():
                 for _ in range(GATHERS):
@@ -229,7 +240,10 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
                 if collective is not None:
                     collective.synchronize()
             seconds = time.perf_counter() - began
-        wait(device)
+            wait(device)
+            copied = time.perf_counter() - began - seconds
+            if on_gpu and name != "alone" and copied < 0.001:
+                early[name] += 1
         del values
         return seconds
 
@@ -244,10 +258,14 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         if output:
             output.say(f"gathers ours: skipped: {missing}")
     for turn in range(2 + (4 if options.small else PASSES)):
+        if turn == 2:
+            # The first two warm up.
+            early.clear()
         for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
-            found.setdefault(name, []).append(timed(*ways[name]))
+            found.setdefault(name, []).append(timed(name, *ways[name]))
+    for name, passes_early in early.items():
+        raise RuntimeError(f"gathers {name}: in {passes_early} passes the copies were over first")
     for name, values in found.items():
-        # The first two warm up.
         passes = slowest(values[2:], device)
         if output:
             output.say(f"gathers {name}: {statistics.median(passes) * 1e3:.2f} ms")
