@@ -10,10 +10,13 @@
 mod support;
 
 use lightering::backend::Backend;
+use lightering::backend::sim::Lazy;
 use lightering::engine::Batch;
 use lightering::pack::Strip;
-use lightering::trace::{Counters, Op};
-use lightering::{Bytes, DevicePtr, DeviceRange, Misuse, Options, Result, Storage, StreamId};
+use lightering::trace::{Counters, Op, Use};
+use lightering::{
+    Bytes, DevicePtr, DeviceRange, Evict, Misuse, Options, Result, Storage, StreamId,
+};
 use support::Rig;
 
 const LEN: Bytes = Bytes::kib(2);
@@ -61,6 +64,7 @@ const VERBS: &[Verb] = &[
     ("alloc", |s, on| s.rig.engine.alloc(LEN, on, "x").map(drop)),
     ("alloc_fixed", |s, on| s.rig.engine.alloc_fixed(LEN, on, "x").map(drop)),
     ("acquire_mut", |s, on| s.rig.engine.acquire_mut(s.coming.id(), on).map(drop)),
+    ("rest", |s, on| s.rig.engine.rest(s.resident.id(), on).map(drop)),
     ("offer", |s, on| s.rig.engine.offer(s.resident.id(), on).map(drop)),
     ("evict", |s, on| s.rig.engine.evict(s.resident.id(), on).map(drop)),
     ("acquire", |s, on| s.rig.engine.acquire(s.coming.id(), on).map(drop)),
@@ -214,4 +218,30 @@ fn strips_that_alias_leave_their_allocation_or_share_bytes_are_refused() {
     assert_eq!(engine.gather(&[], on, "x").unwrap_err().misuse(), Some(Misuse::Empty));
     assert_eq!(asked(&scene), before);
     all_is_as_before(scene);
+}
+
+/// Nothing can be ordered on a stream under capture: a note of two writes, of which only the second
+/// has to be, is refused whole.
+#[test]
+fn a_note_that_is_refused_leaves_every_host_copy_as_it_was() {
+    let config = lightering::backend::sim::Config::scheduled(Box::new(Lazy::default()));
+    let mut rig = Rig::new(config, support::quick_pool(Bytes::mib(1)), support::options(), 1);
+    let (on, here) = (rig.streams[0].engine, rig.streams[0].here);
+    let [kept, leaving] = [1, 2].map(|seed| {
+        let range = rig.take(0, LEN).unwrap();
+        rig.fill(0, range, seed);
+        (rig.engine.adopt(range, "x").unwrap(), range)
+    });
+    rig.engine.evict(kept.0.id(), on).unwrap();
+    rig.engine.acquire(kept.0.id(), on).unwrap();
+    rig.engine.drain().unwrap();
+    rig.engine.evict(leaving.0.id(), on).unwrap();
+    rig.sim.inner().set_capturing(here, true).unwrap();
+    let uses = [kept.1, leaving.1].map(Use::write);
+    let refused = rig.engine.note(on, &uses).unwrap_err();
+    rig.sim.inner().set_capturing(here, false).unwrap();
+    assert_eq!(refused.misuse(), Some(Misuse::Capturing));
+    assert_eq!(rig.engine.evict(kept.0.id(), on).unwrap(), Evict::Clean);
+    rig.engine.drain().unwrap();
+    rig.assert_right();
 }

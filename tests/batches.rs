@@ -354,6 +354,58 @@ fn what_a_failed_batch_enqueued_is_behind_nobodys_back() {
     }
 }
 
+/// Loads no kernel for now: the device has no memory for it.
+struct NoRoom {
+    inner: Sim,
+    is_short: Arc<AtomicBool>,
+}
+
+impl Backend for NoRoom {
+    pass_on!(memory);
+
+    fn launch(
+        &mut self,
+        kernel: &'static Kernel,
+        grid: Grid,
+        args: &[Arg],
+        on: StreamId,
+    ) -> Result<()> {
+        match self.is_short.load(Ordering::Relaxed) {
+            true => Err(Error::new(Kind::OutOfMemory, "launch")),
+            false => self.inner.launch(kernel, grid, args, on),
+        }
+    }
+
+    pass_on!(rest);
+}
+
+#[test]
+fn a_kernel_without_memory_to_be_loaded_into_is_done_without_until_there_is_some() {
+    let is_short = Arc::new(AtomicBool::new(true));
+    let short = is_short.clone();
+    let wrap =
+        |inner: Sim| -> Box<dyn Backend> { Box::new(NoRoom { inner, is_short: short.clone() }) };
+    let pool = support::quick_pool(Bytes::mib(1));
+    let mut rig = Rig::wrapped(Config::adversary(5), pool, options(), 1, wrap);
+    let on = rig.streams[0].engine;
+    let within = rig.take(0, Bytes(2 * ROW.0 * 8)).unwrap();
+    let row = |nth: u64| within.part(Bytes(2 * nth * ROW.0), ROW).unwrap();
+    for launches in [0, 2] {
+        (0..8).for_each(|nth| rig.fill(0, row(nth), nth));
+        let mut batch = gathered(&mut rig, within, 8);
+        rig.engine.gathered(&batch, on).unwrap();
+        (0..8).for_each(|nth| rig.fill(0, row(nth), 99));
+        rig.engine.scatter(&mut batch, &[rows(within, 8)], on).unwrap();
+        (0..8).for_each(|nth| rig.check(0, row(nth), nth, format!("row {nth}")));
+        rig.engine.discard(batch).unwrap();
+        assert_eq!(rig.engine.stats().seam.launches, launches);
+        is_short.store(false, Ordering::Relaxed);
+    }
+    rig.give(0, within.at());
+    rig.assert_right();
+    rig.assert_nothing_left();
+}
+
 /// A batch is known by its number on a lane, and another engine has one of the same number.
 #[test]
 fn a_batch_of_another_engine_is_not_taken_for_its_own() {

@@ -374,7 +374,7 @@ fn a_batch_of_another_engine_is_refused_and_its_block_is_not_lost() {
     let refused = other.engine.scatter(&mut batch, &strips[1], there).unwrap_err();
     let dropped = other.engine.discard(batch).unwrap_err();
     assert_eq!([refused.misuse(), dropped.misuse()], [Some(Misuse::Foreign); 2], "{refused}");
-    mine.engine.shutdown().unwrap();
+    mine.assert_nothing_left();
     assert_eq!(other.engine.stats().seam.copies_in, 0, "nothing was enqueued");
 }
 

@@ -15,6 +15,7 @@
 //! Part of the engine.
 
 use super::Engine;
+use super::batches::{Batch, Gathered};
 use super::events::COPY_IN_URGENT;
 use super::tables::Table;
 use crate::backend::{Arg, Backend, Piece};
@@ -26,33 +27,6 @@ use crate::storage::Inward;
 use crate::stream::{Point, none_free};
 use crate::trace::{Access, Actor, Site, Use};
 use crate::unit::{Bytes, DeviceRange, Key, Name, PinnedRange, StorageId, StreamId};
-
-/// Bytes gathered into one pinned block. Give it to [`Engine::discard`] in the end: a dropped one
-/// puts its block into the pool's quarantine.
-#[derive(Debug)]
-#[must_use = "discard it in the end"]
-pub struct Batch {
-    block: Block,
-    name: Name,
-    len: Bytes,
-    shape: u64,
-    /// The gather's number on its lane. Who keeps no [`End`] holds no event.
-    out: u64,
-    /// The same of the last scatter.
-    last_in: Option<u64>,
-}
-
-impl Batch {
-    /// Pinned bytes that it takes: those gathered, each row at a multiple of 16.
-    pub fn len(&self) -> Bytes {
-        self.len
-    }
-
-    /// Never: a batch has bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len.is_zero()
-    }
-}
 
 /// Room for one batch at a time, and the tables that kernels read.
 #[derive(Debug, Default)]
@@ -82,7 +56,8 @@ impl Engine {
     /// `Usage(Empty)`, `Usage(Overlap)` and `Usage(TooLarge)` for strips, and `Usage(OutOfRange)`
     /// and `Usage(WrongDevice)` for rows that leave their allocations or are on another device, as
     /// far as the driver tells; `Usage` for streams;
-    /// `OverBudget` where the pool has no room; `Busy` where the lane is full, or no event is free;
+    /// `OverBudget` where the pool has no room; `Busy` where the lane is full, no event is free, or
+    /// sixteen batches are under way and this one has more rows than `transfers_max`;
     /// driver errors.
     /// Nothing was enqueued, or `compute` is ordered behind it.
     pub fn gather(
@@ -113,7 +88,10 @@ impl Engine {
             (self.packer.layout.shape(), self.submit_gather(&block, on, &reused));
         self.after.clear();
         match submitted {
-            Ok(end) => Ok(Batch { block, name, len, shape, out: end.seq, last_in: None }),
+            Ok(end) => {
+                let gathered = Gathered { name, len, shape, out: end.seq };
+                Ok(self.batches.begin(block, gathered))
+            }
             Err(CopyFailed { error, left }) => {
                 let error = error.at(name).bytes(len);
                 match left {
@@ -166,8 +144,8 @@ impl Engine {
                     pack::args(entries(table, part)?, block, items, access, args);
                     let grid = pack::grid(items.len(), blocks_max);
                     match backend.launch(&PACK, grid, args, stream) {
-                        Err(error) if error.misuse() == Some(Misuse::BadKernel) => {
-                            *has_no_kernels = true;
+                        Err(error) if is_without(&error) => {
+                            *has_no_kernels |= error.misuse() == Some(Misuse::BadKernel);
                         }
                         launched => {
                             launched?;
@@ -200,9 +178,9 @@ impl Engine {
     pub fn gathered(&mut self, batch: &Batch, compute: StreamId) -> Result<()> {
         const OP: &str = "gathered";
         self.begin(OP)?;
-        self.must_own(batch, OP)?;
+        self.own(batch, OP)?;
         self.open_stream(compute, OP)?;
-        let Some(end) = self.out.end_of(batch.out) else { return Ok(()) };
+        let Some(end) = self.out.end_of(batch.of.out) else { return Ok(()) };
         let waited = end.point.wait(&mut self.backend, compute, Site::ReleaseWait);
         self.seen(waited)
     }
@@ -220,14 +198,14 @@ impl Engine {
         compute: StreamId,
     ) -> Result<()> {
         const OP: &str = "scatter";
-        let _range = self.marks.begin(OP, batch.name);
+        let _range = self.marks.begin(OP, batch.of.name);
         self.begin(OP)?;
-        self.must_own(batch, OP)?;
+        self.own(batch, OP)?;
         let on = self.open_stream(compute, OP)?;
-        let name = batch.name;
+        let name = batch.of.name;
         let named = |error: Error| error.at(name);
         let len = self.packer.layout.plan(strips).map_err(named)?;
-        if (len, self.packer.layout.shape()) != (batch.len, batch.shape) {
+        if (len, self.packer.layout.shape()) != (batch.of.len, batch.of.shape) {
             return Err(Error::usage(Misuse::LengthMismatch, OP).at(name).bytes(len));
         }
         self.check_rows().map_err(named)?;
@@ -263,21 +241,23 @@ impl Engine {
     fn submit_scatter(&mut self, batch: &Batch, on: usize) -> std::result::Result<End, CopyFailed> {
         let refused = CopyFailed::before;
         let compute = self.ledgers[on].stream;
+        let block = self.own(batch, "scatter").map_err(refused)?;
         self.after.clear();
         let free = self.events.mark(&mut self.backend, compute).map_err(refused)?;
         self.after.push((free, Site::TargetFree));
-        let out = self.out.end_of(batch.out);
+        let out = self.out.end_of(batch.of.out);
         self.after.extend(out.map(|out| (out.point.clone(), Site::RefillAfterCopyOut)));
         // Through the copy engine to the device, and from there by a kernel: a kernel that reads
         // over the link is the slower one.
         self.packer.whole();
         let table = self.table().map_err(refused)?;
         let staging = match table {
-            Some(_) => self.staging(batch.len).map_err(refused)?,
+            Some(_) => self.staging(batch.of.len).map_err(refused)?,
             None => None,
         };
         let (limits, blocks_max) = (self.options.lane(), self.options.pack_blocks_max);
         let stream = self.urgent.stream();
+        let mut is_refused = false;
         let ended = match (table, staging) {
             (Some(index), Some(staging)) => {
                 let Engine { urgent, backend, events, packer, after, .. } = self;
@@ -296,15 +276,16 @@ impl Engine {
                         let launched = backend.launch(&UNPACK, grid, args, stream);
                         if let Err(error) = launched {
                             *has_no_kernels |= error.misuse() == Some(Misuse::BadKernel);
+                            is_refused = is_without(&error);
                             return Err(error);
                         }
                     }
                     Ok(())
                 };
                 let job = Job { storage: NOBODY, after, work: Some(&mut work), timers: None };
-                urgent.copy_in(backend, events, limits, job, staging, &batch.block)
+                urgent.copy_in(backend, events, limits, job, staging, block)
             }
-            _ => self.scatter_each(&batch.block),
+            _ => self.scatter_each(block),
         };
         self.table_used(table, &ended);
         if let Some(staging) = staging {
@@ -315,9 +296,9 @@ impl Engine {
             }
         }
         match ended {
-            Err(failed) if failed.error.misuse() == Some(Misuse::BadKernel) => {
+            Err(failed) if is_refused => {
                 // What was enqueued reached the staging bytes alone.
-                self.scatter_each(&batch.block).map_err(|each| match each.left {
+                self.scatter_each(block).map_err(|each| match each.left {
                     // It still reads the block.
                     Left::Nothing => CopyFailed { left: failed.left, ..each },
                     _ => each,
@@ -351,31 +332,6 @@ impl Engine {
         };
         let job = Job { storage: NOBODY, after, work: Some(&mut work), timers: None };
         urgent.work(backend, events, limits, job, bytes)
-    }
-
-    fn must_own(&self, batch: &Batch, op: &'static str) -> Result<()> {
-        if self.client.lent(&batch.block) {
-            return Ok(());
-        }
-        let error = Error::usage(Misuse::Foreign, op).at(batch.name);
-        Err(error.detail("another engine gathered it"))
-    }
-
-    /// Ends a batch; its block goes back, busy while a copy uses it.
-    ///
-    /// # Errors
-    /// `Usage` for a batch of another engine.
-    pub fn discard(&mut self, batch: Batch) -> Result<()> {
-        self.begin("discard")?;
-        self.must_own(&batch, "discard")?;
-        let Batch { block, out, last_in, .. } = batch;
-        // A scatter is behind the gather.
-        let last = match last_in {
-            Some(seq) => self.urgent.end_of(seq),
-            None => self.out.end_of(out),
-        };
-        let last_use = last.map(|end| end.point.clone());
-        self.give_back(block, last_use)
     }
 
     /// Device bytes in the order of the urgent lane; `None` where there is no room.
@@ -447,6 +403,11 @@ fn pieces_of(part: &Part, items: &[Item], pieces: &mut Vec<Piece>) -> Result<()>
         }
     }
     Ok(())
+}
+
+/// Is it the refusal of a kernel that cannot be had, for good or for want of device memory?
+fn is_without(error: &Error) -> bool {
+    error.misuse() == Some(Misuse::BadKernel) || error.kind() == Kind::OutOfMemory
 }
 
 /// Are they handed to the driver as one? Of large ones each copy's start is nothing beside it.

@@ -149,7 +149,7 @@ impl Engine {
 
     /// Unmaps bytes that were evicted; at the end of what uses them, if that must be waited for.
     /// Says whether any went.
-    fn unmap_some(&mut self, on: usize, since: Instant) -> Result<bool> {
+    pub(super) fn unmap_some(&mut self, on: usize, since: Instant) -> Result<bool> {
         self.ledgers[on].latest_may_go();
         let before = self.handles.unmapped_count();
         self.release_fixed()?;
@@ -182,7 +182,7 @@ impl Engine {
 
     /// What was fetched ahead is a guess, and who asks is a reader: it goes once its copy is done.
     /// No stream orders that, so whose guess it is does not matter. Says whether there was any.
-    fn cancel_fixed(&mut self, on: usize) -> Result<bool> {
+    pub(super) fn cancel_fixed(&mut self, on: usize) -> Result<bool> {
         self.cancel_each(on, |slot| slot.owner == Owner::Fixed)
     }
 

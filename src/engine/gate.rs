@@ -24,16 +24,25 @@ impl Engine {
         if range.is_empty() {
             return Err(Error::usage(Misuse::Empty, self.verb));
         }
-        match self.ranges.range(..range.end()).next_back() {
+        self.between_storages(range)?;
+        self.check_allocated(range, &mut None)
+    }
+
+    /// The addresses around `range` that are no storage's, from and to. Refuses a range that shares
+    /// bytes with a storage on the device.
+    fn between_storages(&self, range: DeviceRange) -> Result<(u64, u64)> {
+        let from = match self.ranges.range(..range.end()).next_back() {
             Some((_, (end, other))) if *end > range.at().0 => {
                 let error = Error::usage(Misuse::Overlap, self.verb).bytes(range.len());
-                Err(match self.slots.find(other.0) {
+                return Err(match self.slots.find(other.0) {
                     Some(slot) => error.detail(format!("that of storage {:?}", slot.name)),
                     None => error,
-                })
+                });
             }
-            _ => self.check_allocated(range, &mut None),
-        }
+            before => before.map_or(0, |(_, (end, _))| *end),
+        };
+        let to = self.ranges.range(range.end()..).next().map_or(u64::MAX, |(start, _)| *start);
+        Ok((from, to))
     }
 
     /// Refuses device bytes that are not all in one allocation of this device, as far as its driver
@@ -59,11 +68,15 @@ impl Engine {
         }
     }
 
-    /// The same of the rows that are laid out: most lie in the allocation of the one before.
+    /// The same of the rows that are laid out, which are nobody's whose bytes leave and come:
+    /// most lie in the allocation of the one before, and between the same storages.
     pub(super) fn check_rows(&mut self) -> Result<()> {
-        let mut known = None;
+        let (mut known, mut free) = (None, (0, 0));
         for index in 0..self.packer.layout.items().len() {
             let range = self.packer.layout.items()[index].range;
+            if range.at().0 < free.0 || range.end() > free.1 {
+                free = self.between_storages(range)?;
+            }
             self.check_allocated(range, &mut known)?;
         }
         Ok(())
@@ -84,6 +97,7 @@ impl Engine {
         while let Ok(id) = self.dropped.try_recv() {
             self.handle_dropped(id)?;
         }
+        self.end_batches()?;
         self.pay()
     }
 

@@ -38,8 +38,12 @@ impl Engine {
                 self.check_use(range, one.access.is_write())?;
             }
         }
-        for range in uses.iter().filter_map(written_range) {
-            self.written(range, on)?;
+        let written = || uses.iter().filter_map(written_range);
+        for range in written() {
+            self.each_within(range, |engine, id| engine.behind_copies(id, on))?;
+        }
+        for range in written() {
+            self.each_within(range, |engine, id| engine.written(id, on))?;
         }
         let noted = self.backend.note(Actor::Stream(stream), uses);
         self.seen(noted)
@@ -64,27 +68,26 @@ impl Engine {
         Ok(())
     }
 
-    /// Every storage that shares bytes with `range` is about to be written.
-    fn written(&mut self, range: DeviceRange, on: usize) -> Result<()> {
+    /// Every storage that shares bytes with `range`.
+    fn each_within(
+        &mut self,
+        range: DeviceRange,
+        each: impl Fn(&mut Engine, StorageId) -> Result<()>,
+    ) -> Result<()> {
         let mut end = range.end();
         while let Some((&start, &(storage_end, id))) = self.ranges.range(..end).next_back() {
             if storage_end <= range.at().0 {
                 break;
             }
-            self.written_storage(id, on)?;
+            each(self, id)?;
             end = start;
         }
         Ok(())
     }
 
-    fn written_storage(&mut self, id: StorageId, on: usize) -> Result<()> {
+    /// Who writes a storage's bytes on that stream comes behind the copies that use them.
+    fn behind_copies(&mut self, id: StorageId, on: usize) -> Result<()> {
         let slot = self.slots.get(id.0, "note")?;
-        let is_evicting = match slot.residency() {
-            Residency::Resident => false,
-            // One that ended is on its way to be named, whatever its bytes are.
-            Residency::Evicting => !slot.is_dropped,
-            _ => return Err(slot.refuse("note")),
-        };
         let unseen = slot.ready.as_ref().filter(|_| !slot.readers.has(on));
         let (unseen, out) = (unseen.map(|(_, end)| end).cloned(), slot.out_of_these().cloned());
         let stream = self.ledgers[on].stream;
@@ -94,9 +97,15 @@ impl Engine {
                 self.seen(waited)?;
             }
         }
+        Ok(())
+    }
+
+    /// A storage's bytes are about to be written: what was copied of them is of no use.
+    fn written(&mut self, id: StorageId, on: usize) -> Result<()> {
         let slot = self.slots.get_mut(id.0, "note")?;
         slot.readers.insert(on);
-        if is_evicting {
+        // One that ended is on its way to be named, whatever its bytes are.
+        if slot.residency() == Residency::Evicting && !slot.is_dropped {
             slot.become_(Residency::Resident);
             slot.ticket = 0;
             let (home, owner, len) = (slot.home, slot.owner, slot.len);

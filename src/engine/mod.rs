@@ -21,6 +21,7 @@
 
 mod acquire;
 mod batch;
+mod batches;
 mod close;
 mod events;
 mod evict;
@@ -41,7 +42,7 @@ mod unmarked;
 mod verify;
 
 pub use acquire::Acquire;
-pub use batch::Batch;
+pub use batches::Batch;
 pub use evict::Evict;
 pub use options::Options;
 pub use shared::{Held, Shared};
@@ -62,6 +63,7 @@ use crate::stream::{EventPool, Point};
 use crate::trace::Site;
 use crate::unit::{Bytes, DeviceRange, EventId, IdMap, Name, StorageId, StreamId, Table};
 use batch::Packer;
+use batches::Batches;
 use crossbeam_channel::{Receiver, Sender};
 use lanes::Front;
 use ledger::Ledger;
@@ -91,6 +93,7 @@ pub struct Engine {
     urgent: Lane,
     front: Front,
     packer: Packer,
+    batches: Batches,
     /// Memory for bytes whose address stays.
     handles: Handles,
     /// The whole device was waited for, and nothing was enqueued since.
@@ -174,6 +177,7 @@ impl Engine {
             returned: Vec::new(),
             after: Vec::new(),
             packer: Packer::default(),
+            batches: Batches::new(),
             handles: Handles::new(options.handles()),
             lingering: Vec::new(),
             is_idle: false,
@@ -411,7 +415,10 @@ impl Engine {
     }
 
     fn enter_range(&mut self, id: StorageId, name: Name, range: DeviceRange) {
-        self.ranges.insert(range.at().0, (range.end(), id));
+        // What is mapped behind the bytes of a fixed storage is nobody else's.
+        let fixed = self.slots.find(id.0).and_then(|slot| slot.fixed.as_ref());
+        let end = fixed.map_or(range.end(), |fixed| fixed.range().end());
+        self.ranges.insert(range.at().0, (end, id));
         self.backend.name(id, name, range);
     }
 

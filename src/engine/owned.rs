@@ -23,6 +23,7 @@ use crate::storage::{Inward, Owner, Residency, Slot, Storage};
 use crate::stream::Point;
 use crate::trace::Site;
 use crate::unit::{Bytes, DevicePtr, DeviceRange, Name, StorageId, StreamId};
+use std::time::Instant;
 
 impl Engine {
     /// Takes `len` bytes of device memory in the order of `compute`, for a storage whose bytes the
@@ -105,13 +106,13 @@ impl Engine {
     /// Device bytes in the order of a stream; room is made where there is none.
     fn take_room(&mut self, len: Bytes, on: usize) -> Result<DevicePtr> {
         let stream = self.ledgers[on].stream;
-        let mut tries_left = self.options.oom_retries_max;
+        let (mut tries_left, since) = (self.options.oom_retries_max, Instant::now());
         loop {
             let taken = self.backend.alloc_device(len, stream);
             match self.seen(taken) {
                 Err(error) if error.kind() == Kind::OutOfMemory && tries_left > 0 => {
                     tries_left -= 1;
-                    if !self.make_room(on)? {
+                    if !self.make_room(on, since)? {
                         return Err(error);
                     }
                     self.stats.made_room_count += 1;
@@ -123,11 +124,15 @@ impl Engine {
 
     /// Gives back memory that is idle, or bytes that were evicted already, or else those fetched
     /// ahead. Says whether any went.
-    fn make_room(&mut self, on: usize) -> Result<bool> {
+    fn make_room(&mut self, on: usize, since: Instant) -> Result<bool> {
         if self.handles.trim(&mut self.backend) || self.unmap_idle(on)? {
             return Ok(true);
         }
-        self.make_stream_room(on)
+        if self.make_stream_room(on)? {
+            return Ok(true);
+        }
+        // No stream orders what goes from a fixed address: its copy is waited for.
+        Ok(self.cancel_fixed(on)? && self.unmap_some(on, since)?)
     }
 
     /// Unmaps bytes at fixed addresses, as far as all that uses them is done. Says whether any
@@ -153,9 +158,11 @@ impl Engine {
         self.cancel_owned(on)
     }
 
-    /// Cancels everything fetched ahead for a stream.
+    /// Cancels everything fetched ahead for a stream, or else for the others: the bytes go in the
+    /// order of this one.
     fn cancel_owned(&mut self, on: usize) -> Result<bool> {
-        self.cancel_each(on, |slot| slot.owner == Owner::Engine && slot.home == on)
+        let own = self.cancel_each(on, |slot| slot.owner == Owner::Engine && slot.home == on)?;
+        Ok(own || self.cancel_each(on, |slot| slot.owner == Owner::Engine)?)
     }
 
     /// Cancels every guess that `is_one` picks. Says whether there were any.

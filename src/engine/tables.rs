@@ -16,14 +16,14 @@ use super::Engine;
 use super::batch::Packer;
 use crate::backend::Backend;
 use crate::copy::{CopyFailed, End, Left};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::pack;
 use crate::pinned::Block;
 use crate::stream::Point;
 use crate::trace::{Actor, Site, Use};
 use crate::unit::{Bytes, Name};
 
-/// The most tables; more batches at once are copied item by item.
+/// The most tables; of more batches at once small ones are copied item by item.
 const TABLES_MAX: usize = 16;
 const TABLE_BYTES_MIN: u64 = 64 << 10;
 
@@ -41,14 +41,23 @@ impl Table {
 }
 
 impl Engine {
-    /// Writes the table of the items that were cut; `None` where they are better copied one by one.
+    /// Writes the table of the items that were cut; `None` where they are better copied one by one,
+    /// or no table can be had. `Busy` where that is only for now and the copies would be more than
+    /// may be under way: a driver whose queue is full keeps its caller.
     pub(super) fn table(&mut self) -> Result<Option<usize>> {
         let rows = self.packer.layout.rows().max(1);
         if !self.packs(Bytes(self.packer.layout.bytes().0 / rows as u64)) {
             return Ok(None);
         }
         let len = pack::ENTRY_BYTES.0 * self.packer.cut.len() as u64;
-        let Some(index) = self.idle_table(Bytes(len))? else { return Ok(None) };
+        let Some(index) = self.idle_table(Bytes(len))? else {
+            let are_all_read = self.packer.tables.len() == TABLES_MAX;
+            if are_all_read && rows > self.options.transfers_max {
+                let error = Error::new(Kind::Busy, self.verb);
+                return Err(error.detail(format!("{TABLES_MAX} batches are under way")));
+            }
+            return Ok(None);
+        };
         let Packer { cut, bytes, tables, .. } = &mut self.packer;
         pack::table(cut, bytes);
         let block = &mut tables[index].block;

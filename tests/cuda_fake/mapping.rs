@@ -111,9 +111,11 @@ fn memory_is_asked_for_again_once_the_pool_gave_its_idle_bytes_back() {
         let calls = names();
         let trimmed = calls.iter().position(|call| call == "cuMemPoolTrimTo");
         assert!(trimmed.is_some_and(|at| calls[at + 1..].iter().any(|call| call == "cuMemCreate")));
-        script("fail:cuMemCreate:0:2");
-        let error = b.cuda.create_memory(Bytes(4096)).unwrap_err();
-        assert_eq!(error.kind(), Kind::OutOfMemory, "{error}");
+        for refused in ["", ",fail:cuMemPoolTrimTo:1:1"] {
+            script(&format!("fail:cuMemCreate:0:2{refused}"));
+            let error = b.cuda.create_memory(Bytes(4096)).unwrap_err();
+            assert_eq!(error.kind(), Kind::OutOfMemory, "{error}");
+        }
         script("");
         b.abandon();
     });

@@ -1,11 +1,12 @@
 //! When bytes go: once the host knows that nothing uses them any more, and then without a wait.
 
 use crate::{
-    AWAY, LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of,
+    AWAY, LEN, MAPPED, acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of,
     until_gone,
 };
-use lightering::Misuse;
+use lightering::pack::Strip;
 use lightering::storage::Residency;
+use lightering::{Bytes, DevicePtr, DeviceRange, Misuse};
 
 #[test]
 fn bytes_stay_mapped_until_the_host_knows_their_users_done_and_no_stream_waits() {
@@ -68,6 +69,28 @@ fn nothing_is_unmapped_while_a_stream_is_captured() {
     until_gone(&mut rig, &a);
     assert_eq!(rig.engine.stats().seam.unmaps, 1);
     assert_eq!(acquire(&mut rig, &a), at);
+    rig.check(0, at, 1, "home again".into());
+    drop(a);
+    assert_all_given_back(rig);
+}
+
+/// Of 5,000 bytes 120 more are mapped. Whoever adopted those would evict what is mapped no more.
+#[test]
+fn what_is_mapped_behind_the_bytes_is_nobody_elses() {
+    let mut rig = rig_of(eager(), bounds(), 1);
+    let on = rig.streams[0].engine;
+    let (a, at) = fixed(&mut rig, 1);
+    let tail = DeviceRange::new(DevicePtr(at.end()), Bytes(MAPPED.0 - LEN.0)).unwrap();
+    for round in 0..2 {
+        let refused = rig.engine.adopt(tail, "tail").unwrap_err();
+        assert_eq!(refused.misuse(), Some(Misuse::Overlap), "round {round}");
+        let strip = Strip::whole(tail).unwrap();
+        let refused = rig.engine.gather(&[strip], on, "tail").unwrap_err();
+        assert_eq!(refused.misuse(), Some(Misuse::Overlap), "round {round}");
+        evict(&mut rig, &a);
+        until_gone(&mut rig, &a);
+        assert_eq!(acquire(&mut rig, &a), at);
+    }
     rig.check(0, at, 1, "home again".into());
     drop(a);
     assert_all_given_back(rig);

@@ -1,5 +1,6 @@
 //! Memory that guesses and evicted storages keep, while somebody who asks for it is refused.
 
+use crate::support::Rig;
 use crate::{
     AWAY, LEN, acquire, assert_all_given_back, bounds, eager, evict, fixed, lazy, rig_of,
     until_gone, with_room,
@@ -8,7 +9,7 @@ use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Fault, FaultPlan, Spot};
 use lightering::storage::Residency;
 use lightering::trace::{Access, Use};
-use lightering::{Bytes, Kind, Misuse, Options};
+use lightering::{Acquire, Bytes, Kind, Misuse, Options};
 use std::time::Duration;
 
 #[test]
@@ -128,4 +129,49 @@ fn a_use_of_an_address_whose_bytes_are_away_is_refused_by_name() {
         rig.engine.release(storage, on).unwrap();
     }
     assert_all_given_back(rig);
+}
+
+/// A reader of bytes at any address, and a guess that holds the memory: one at a fixed address, or
+/// another stream's.
+#[test]
+fn a_guess_of_any_kind_keeps_its_memory_from_no_reader() {
+    for (guess_is_fixed, reader_is_fixed, streams) in
+        [(true, false, 1), (false, false, 2), (false, true, 2), (true, true, 2)]
+    {
+        let options = Options {
+            prefetch_count_max: 1,
+            memory_bytes_max: Bytes::MAX,
+            memory_pooled_bytes_min: Bytes::MAX,
+            memory_wait_max: Duration::from_secs(60),
+            ..bounds()
+        };
+        let mut rig = rig_of(with_room(eager(), 2), options, streams);
+        let (one, other) = (rig.streams[0].engine, rig.streams[streams - 1].engine);
+        let away = |rig: &mut Rig, is_fixed: bool, on, who: usize, seed| {
+            let storage = match is_fixed {
+                true => rig.engine.alloc_fixed(LEN, on, "x").unwrap(),
+                false => rig.engine.alloc(LEN, on, "x").unwrap(),
+            };
+            let range = rig.engine.range(storage.id()).unwrap();
+            rig.fill(who, range, seed);
+            rig.engine.evict(storage.id(), on).unwrap();
+            while rig.engine.residency(storage.id()).unwrap() != AWAY {
+                rig.engine.flush(on).unwrap();
+                rig.engine.mark_step().unwrap();
+            }
+            storage
+        };
+        let wanted = away(&mut rig, reader_is_fixed, other, streams - 1, 9);
+        let guess = away(&mut rig, guess_is_fixed, one, 0, 1);
+        let read = away(&mut rig, guess_is_fixed, one, 0, 2);
+        let Acquire::Ready(range) = rig.engine.acquire(read.id(), one).unwrap() else { panic!() };
+        rig.check(0, range, 2, "read".into());
+        let story = format!("fixed: guess {guess_is_fixed}, reader {reader_is_fixed}");
+        assert_eq!(rig.engine.residency(guess.id()).unwrap(), Residency::Refilling, "{story}");
+        let acquired = rig.engine.acquire(wanted.id(), other).expect(&story);
+        let Acquire::Ready(range) = acquired else { panic!() };
+        rig.check(streams - 1, range, 9, story);
+        assert_eq!(rig.engine.residency(guess.id()).unwrap(), AWAY);
+        rig.assert_right();
+    }
 }

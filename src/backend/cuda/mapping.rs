@@ -139,7 +139,11 @@ impl Cuda {
         if let (OUT_OF_MEMORY, Some(pool)) = (answer.code, pool) {
             // What lies idle in the pool of stream-ordered memory goes back to the device.
             // SAFETY: the pool is alive; bytes in use are not touched by a trim.
-            entered.check(unsafe { entered.driver().cuMemPoolTrimTo(pool, 0) })?;
+            let trimmed = entered.check(unsafe { entered.driver().cuMemPoolTrimTo(pool, 0) });
+            // As there: the want of memory is still what there is to tell.
+            if let Some(lost) = trimmed.err().filter(|error| error.is_lost()) {
+                return Err(lost);
+            }
             answer = create();
         }
         entered.check(answer).map_err(|error| error.bytes(len))?;

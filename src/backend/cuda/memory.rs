@@ -15,8 +15,9 @@
 //! The pool keeps every freed byte for the next allocation (its release threshold is unlimited), so
 //! that a step in its steady state maps no memory; it gives bytes back when memory runs out, and
 //! when the last `Cuda` of the device goes. It is ours and not the device's default pool, whose
-//! settings belong to the application. It is made at the first allocation: who only moves bytes of
-//! a framework never has one. `Memory::free` counts what the pool keeps as used.
+//! settings belong to the application. It is made at the first allocation: who only moves storages
+//! of a framework never has one, and who scatters rows has one for the longest batch, which comes
+//! in whole before a kernel spreads it. `Memory::free` counts what the pool keeps as used.
 //!
 //! A device without pools gets `cuMemAlloc` and `cuMemFree`, which know no streams: there a free
 //! waits until the device is idle.
