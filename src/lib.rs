@@ -38,8 +38,9 @@
 //!    [`Engine::release`] or by dropping its handle; then the pool has it back, tagged with the
 //!    event of its last copy.
 //!
-//! With [`Options::verify`] each copy is summed up on its lane, the one out in front of its trunks,
-//! the one in behind them, and [`Engine::step`] compares: law 8 holds without trust in the driver.
+//! With [`Options::verify`] each copy of a storage is summed up on its lane, the one out in front
+//! of its trunks, the one in behind them, and [`Engine::step`] compares: law 8 holds without trust
+//! in the driver. What is not compared is counted, every batch among it.
 
 pub mod adapter;
 pub mod backend;

@@ -1,15 +1,25 @@
 //! Times of copies and of what a framework names, read off the device.
 //!
 //! The fault guarded against: times of the host's instead of the device's, spans on axes of their
-//! own, a timeline that grows with the run, and a step that is slower because it is timed.
+//! own or on one that starts somewhere else, copies and spans that are neither there nor counted, a
+//! timeline that grows with the run, and a step that is slower because it is timed.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
-use lightering::backend::sim::{Config, Model, Sim, World};
+#[path = "verify_support/mod.rs"]
+mod verify_support;
+
+use lightering::backend::sim::{Call, Config, Fault, FaultPlan, Model, Schedule, Sim, Spot, World};
 use lightering::backend::{Backend, Cost, Grid, Kernel, Work};
 use lightering::engine::{Span, Track};
-use lightering::{Budget, Bytes, Engine, Options, PinnedPool, PoolOptions, StreamId};
+use lightering::pack::Strip;
+use lightering::trace::Op;
+use lightering::{
+    Budget, Bytes, DeviceRange, Engine, Kind, Options, PinnedPool, PoolOptions, StreamId,
+};
+use std::sync::Mutex;
 use std::time::Duration;
+use verify_support::{Crooked, Plan, Refused, Shared};
 
 /// Takes a second.
 static SECOND: Kernel = Kernel {
@@ -34,11 +44,25 @@ struct Rig {
 
 impl Rig {
     fn new(options: Options) -> Rig {
-        let world = World::new(Config::times_only(Model::default()));
+        Rig::wrapped(Config::times_only(Model::default()), options, |sim| Box::new(sim))
+    }
+
+    /// One whose device refuses what `plan` says.
+    fn refusing(options: Options, refused: (Refused, u32)) -> Rig {
+        Rig::wrapped(Config::times_only(Model::default()), options, |sim| {
+            Box::new(crooked(sim, refused))
+        })
+    }
+
+    fn wrapped(
+        config: Config,
+        options: Options,
+        wrap: impl FnOnce(Sim) -> Box<dyn Backend>,
+    ) -> Rig {
+        let world = World::new(config);
         let mut sim = world.device(0).unwrap();
-        let budget = PoolOptions { budget: Budget::Bytes(Bytes::gib(1)), ..PoolOptions::default() };
-        let pool = PinnedPool::new(sim.pinner(), budget).unwrap();
-        let mut engine = Engine::new(Box::new(world.device(0).unwrap()), &pool, options).unwrap();
+        let pool = PinnedPool::new(sim.pinner(), budget()).unwrap();
+        let mut engine = Engine::new(wrap(world.device(0).unwrap()), &pool, options).unwrap();
         let here = sim.create_stream().unwrap();
         let on = engine.adopt_stream(sim.raw_stream(here).unwrap()).unwrap();
         Rig { sim, engine, here, on }
@@ -49,7 +73,7 @@ impl Rig {
         let on = self.on;
         self.engine.begin_span(on, "compute").unwrap();
         let storage = self.engine.alloc(LEN, on, name).unwrap();
-        self.sim.launch(&SECOND, Grid::row(1, 1), &[], self.here).unwrap();
+        self.second();
         self.engine.end_span(on).unwrap();
         self.engine.evict(storage.id(), on).unwrap();
         self.engine.flush(on).unwrap();
@@ -58,9 +82,23 @@ impl Rig {
         self.engine.step().unwrap();
     }
 
+    /// Work of a second that belongs to no span of its own.
+    fn second(&mut self) {
+        self.sim.launch(&SECOND, Grid::row(1, 1), &[], self.here).unwrap();
+    }
+
     fn spans(&self, track: Track) -> Vec<Span> {
         self.engine.spans().filter(|span| span.track == track).copied().collect()
     }
+}
+
+fn budget() -> PoolOptions {
+    PoolOptions { budget: Budget::Bytes(Bytes::gib(1)), ..PoolOptions::default() }
+}
+
+fn crooked(sim: Sim, refused: (Refused, u32)) -> Crooked {
+    let plan = Plan { refused: Some(refused), ..Plan::default() };
+    Crooked { sim, plan: Shared::new(Mutex::new(plan)) }
 }
 
 fn near(time: Duration, seconds: f64) {
@@ -142,4 +180,148 @@ fn what_nobody_asked_for_is_not_measured() {
     rig.round("x");
     rig.engine.drain().unwrap();
     assert_eq!((rig.engine.spans().count(), rig.engine.stats().out_timed_bytes), (0, 0));
+}
+
+#[test]
+fn a_batch_is_timed_as_every_other_copy_is_whether_a_kernel_moves_it_or_not() {
+    let (row, rows) = (Bytes::kib(16), 256);
+    let bytes = row.0 * rows;
+    for pack_blocks_max in [64, 0] {
+        let options = Options { spans_max: 100, pack_blocks_max, ..Options::default() };
+        let mut rig = Rig::new(options);
+        let at = rig.sim.alloc_device(Bytes(2 * bytes), rig.here).unwrap();
+        let within = DeviceRange::new(at, Bytes(2 * bytes)).unwrap();
+        let strips = [Strip::rows(within, Bytes::ZERO, row, rows, Bytes(2 * row.0)).unwrap()];
+        rig.second();
+        let mut batch = rig.engine.gather(&strips, rig.on, "rows").unwrap();
+        rig.engine.scatter(&mut batch, &strips, rig.on).unwrap();
+        rig.engine.drain().unwrap();
+        let (out, back) = (rig.spans(Track::Out), rig.spans(Track::Urgent));
+        assert_eq!((out.len(), back.len(), rig.engine.spans().count()), (1, 1, 2));
+        for span in [out[0], back[0]] {
+            assert_eq!((span.name.as_str(), span.bytes), ("rows", Bytes(bytes)));
+            assert!(span.time > Duration::ZERO, "{span:?}");
+        }
+        near(out[0].start, 1.0);
+        assert!(back[0].start >= out[0].start + out[0].time);
+        let stats = rig.engine.stats();
+        assert_eq!(stats.seam.launches, if pack_blocks_max > 0 { 2 } else { 0 });
+        let timed = (stats.out_timed_bytes, stats.in_timed_bytes, stats.untimed_count);
+        assert_eq!(timed, (bytes, bytes, 0));
+        assert_eq!((stats.out_time, stats.in_time), (out[0].time, back[0].time));
+        rig.engine.discard(batch).unwrap();
+    }
+}
+
+#[test]
+fn times_start_where_the_engine_did_whichever_span_is_read_first() {
+    let mut rig = Rig::new(Options { spans_max: 100, ..Options::default() });
+    rig.second();
+    rig.engine.begin_span(rig.on, "long").unwrap();
+    rig.second();
+    // It leaves within the span, and is read before it.
+    let storage = rig.engine.alloc(LEN, rig.on, "x").unwrap();
+    rig.engine.evict(storage.id(), rig.on).unwrap();
+    rig.second();
+    rig.engine.end_span(rig.on).unwrap();
+    rig.engine.drain().unwrap();
+    let (long, out) = (rig.spans(Track::Stream(0)), rig.spans(Track::Out));
+    let first = rig.engine.spans().next().unwrap();
+    assert_eq!(first.track, Track::Out, "read first, though it began later");
+    near(long[0].start, 1.0);
+    near(long[0].time, 2.0);
+    near(out[0].start, 2.0);
+}
+
+/// A device that goes on by a step at each question, on the stream that was opened last.
+#[derive(Clone, Debug)]
+struct YoungestFirst;
+
+impl Schedule for YoungestFirst {
+    fn choose(&mut self, count: usize) -> usize {
+        count - 1
+    }
+
+    fn pace(&mut self, call: Call) -> usize {
+        usize::from(call == Call::Query)
+    }
+}
+
+#[test]
+fn no_span_begins_before_times_do_however_late_the_device_is() {
+    let options = Options { spans_max: 100, ..Options::default() };
+    let config = Config::scheduled(Box::new(YoungestFirst));
+    let mut rig = Rig::wrapped(config, options, |sim| Box::new(sim));
+    rig.engine.begin_span(rig.on, "compute").unwrap();
+    rig.engine.end_span(rig.on).unwrap();
+    for _ in 0..100 {
+        rig.engine.step().unwrap();
+    }
+    let spans = rig.spans(Track::Stream(0));
+    assert_eq!((spans.len(), rig.engine.stats().untimed_count), (1, 0));
+    assert!(spans[0].start > Duration::ZERO, "it began before the moment that times start at");
+}
+
+#[test]
+fn an_engine_that_cannot_mark_where_times_start_is_refused_and_leaves_nothing() {
+    let world = World::new(Config::times_only(Model::default()));
+    let mut sim = world.device(0).unwrap();
+    let pool = PinnedPool::new(sim.pinner(), budget()).unwrap();
+    let open = |spans_max| {
+        let device = Box::new(crooked(world.device(0).unwrap(), (Refused::Record, 1)));
+        Engine::new(device, &pool, Options { spans_max, ..Options::default() })
+    };
+    let error = open(100).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.op(), error.call()),
+        (Kind::OutOfMemory, "new", Some("record"))
+    );
+    assert_eq!(pool.stats().lent, Bytes::ZERO);
+    let memory = sim.memory().unwrap();
+    assert_eq!(memory.free, memory.total);
+    let mut untimed = open(0).unwrap();
+    assert_eq!(untimed.stats().seam.events_opened, 0, "nothing is marked");
+    untimed.shutdown().unwrap();
+    // One that is made gives the event back.
+    let device = Box::new(world.device(0).unwrap());
+    let options = Options { spans_max: 100, ..Options::default() };
+    let mut timed = Engine::new(device, &pool, options).unwrap();
+    timed.shutdown().unwrap();
+    let count = |is: fn(Op) -> bool| timed.recent().filter(|record| is(record.op)).count();
+    let opened = count(|op| matches!(op, Op::OpenEvent(_)));
+    assert_eq!((opened, count(|op| matches!(op, Op::CloseEvent(_)))), (1, 1));
+}
+
+#[test]
+fn a_span_whose_end_is_not_told_is_asked_about_again() {
+    let faults = FaultPlan::default().at(Spot::Query, 1, Fault::Refuse);
+    let config = Config { faults, ..Config::times_only(Model::default()) };
+    let options = Options { spans_max: 100, ..Options::default() };
+    let mut rig = Rig::wrapped(config, options, |sim| Box::new(sim));
+    rig.engine.begin_span(rig.on, "compute").unwrap();
+    rig.second();
+    rig.engine.end_span(rig.on).unwrap();
+    let error = rig.engine.step().unwrap_err();
+    assert_eq!((error.op(), error.call()), ("step", Some("query")), "{error}");
+    rig.engine.drain().unwrap();
+    let spans = rig.spans(Track::Stream(0));
+    assert_eq!((spans.len(), rig.engine.stats().untimed_count), (1, 0));
+    near(spans[0].time, 1.0);
+}
+
+#[test]
+fn a_span_whose_times_are_refused_is_counted_and_keeps_no_other_from_its_own() {
+    let mut rig =
+        Rig::refusing(Options { spans_max: 100, ..Options::default() }, (Refused::Elapsed, 1));
+    for name in ["first", "second"] {
+        rig.engine.begin_span(rig.on, name).unwrap();
+        rig.second();
+        rig.engine.end_span(rig.on).unwrap();
+    }
+    let error = rig.engine.drain().unwrap_err();
+    assert_eq!((error.op(), error.call()), ("drain", Some("elapsed")), "{error}");
+    rig.engine.drain().unwrap();
+    let spans = rig.spans(Track::Stream(0));
+    assert_eq!((spans.len(), rig.engine.stats().untimed_count), (1, 1));
+    assert_eq!(spans[0].name.as_str(), "second");
 }

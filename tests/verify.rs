@@ -11,6 +11,7 @@ mod verify_support;
 
 use lightering::backend::Backend;
 use lightering::backend::sim::{Config, Lazy, World};
+use lightering::pack::Strip;
 use lightering::pinned::PinnedPool;
 use lightering::storage::{Residency, Tier};
 use lightering::trace::{Actor, Op, Use};
@@ -478,4 +479,22 @@ fn an_engine_without_room_for_sums_is_refused_and_leaves_nothing() {
     assert_eq!(error.name().unwrap().as_str(), "verify");
     let memory = sim.memory().unwrap();
     assert_eq!(memory.free, memory.total);
+}
+
+#[test]
+fn a_batch_that_nobody_compares_is_counted() {
+    for verify in [true, false] {
+        let options = Options { verify, ..verifying() };
+        let (mut rig, _) = rig(Config::adversary(3), options, Plan::default());
+        let (on, within) = (rig.streams[0].engine, rig.take(0, LEN).unwrap());
+        let strips = [Strip::whole(within).unwrap()];
+        let mut batch = rig.engine.gather(&strips, on, "rows").unwrap();
+        rig.engine.scatter(&mut batch, &strips, on).unwrap();
+        rig.engine.drain().unwrap();
+        let stats = rig.engine.stats();
+        let wanted = if verify { 2 } else { 0 };
+        assert_eq!((stats.unverified_count, stats.verified_count), (wanted, 0));
+        rig.engine.discard(batch).unwrap();
+        rig.give(0, within.at());
+    }
 }

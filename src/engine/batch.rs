@@ -89,6 +89,7 @@ impl Engine {
         self.after.clear();
         match submitted {
             Ok(end) => {
+                self.copied_batch(name, None);
                 let gathered = Gathered { name, len, shape, out: end.seq };
                 Ok(self.batches.begin(block, gathered))
             }
@@ -131,7 +132,8 @@ impl Engine {
             false => self.table().map_err(refused)?,
         };
         let (limits, blocks_max) = (self.options.lane(), self.options.pack_blocks_max);
-        let Engine { out, backend, events, packer, after, .. } = self;
+        let Engine { out, backend, events, packer, after, timeline, timers, .. } = self;
+        let timers = timeline.has_room().then_some(timers);
         let (stream, bytes) = (out.stream(), packer.layout.bytes());
         let batch_row_bytes_max = self.options.batch_row_bytes_max;
         let Packer { cut, parts, args, tables, pieces, has_no_kernels, .. } = packer;
@@ -164,7 +166,7 @@ impl Engine {
             }
             Ok(())
         };
-        let job = Job { storage: NOBODY, after, work: Some(&mut work), timers: None };
+        let job = Job { storage: NOBODY, after, work: Some(&mut work), timers };
         let ended = out.work(backend, events, limits, job, bytes);
         self.table_used(table, &ended);
         ended
@@ -217,7 +219,10 @@ impl Engine {
         let submitted = self.submit_scatter(batch, on);
         self.after.clear();
         let (left, error) = match submitted {
-            Ok(end) => (Left::Until(end), None),
+            Ok(end) => {
+                self.copied_batch(name, Some(Inward::Urgent));
+                (Left::Until(end), None)
+            }
             Err(CopyFailed { left, error }) => (left, Some(error.at(name).bytes(len))),
         };
         match (left, &error) {
@@ -260,7 +265,8 @@ impl Engine {
         let mut is_refused = false;
         let ended = match (table, staging) {
             (Some(index), Some(staging)) => {
-                let Engine { urgent, backend, events, packer, after, .. } = self;
+                let Engine { urgent, backend, events, packer, after, timeline, timers, .. } = self;
+                let timers = timeline.has_room().then_some(timers);
                 let Packer { cut, parts, args, tables, has_no_kernels, .. } = packer;
                 let table = &tables[index].block;
                 let mut work = |backend: &mut dyn Backend| {
@@ -282,7 +288,7 @@ impl Engine {
                     }
                     Ok(())
                 };
-                let job = Job { storage: NOBODY, after, work: Some(&mut work), timers: None };
+                let job = Job { storage: NOBODY, after, work: Some(&mut work), timers };
                 urgent.copy_in(backend, events, limits, job, staging, block)
             }
             _ => self.scatter_each(block),
@@ -312,7 +318,8 @@ impl Engine {
     fn scatter_each(&mut self, block: &Block) -> std::result::Result<End, CopyFailed> {
         self.packer.cut_for(block).map_err(CopyFailed::before)?;
         let limits = self.options.lane();
-        let Engine { urgent, backend, events, packer, after, .. } = self;
+        let Engine { urgent, backend, events, packer, after, timeline, timers, .. } = self;
+        let timers = timeline.has_room().then_some(timers);
         let (stream, bytes) = (urgent.stream(), packer.layout.bytes());
         let batch_row_bytes_max = self.options.batch_row_bytes_max;
         let Packer { cut, parts, pieces, .. } = packer;
@@ -330,7 +337,7 @@ impl Engine {
             }
             Ok(())
         };
-        let job = Job { storage: NOBODY, after, work: Some(&mut work), timers: None };
+        let job = Job { storage: NOBODY, after, work: Some(&mut work), timers };
         urgent.work(backend, events, limits, job, bytes)
     }
 

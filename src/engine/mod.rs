@@ -148,7 +148,8 @@ impl Engine {
     ///
     /// # Errors
     /// `Usage(BadValue)` for options it cannot work with; those of the driver for its streams. With
-    /// `verify`, `Usage(BadKernel)` where the backend runs no kernels, and the want of memory.
+    /// `spans_max`, those of marking the moment that times start at. With `verify`,
+    /// `Usage(BadKernel)` where the backend runs no kernels, and the want of memory.
     pub fn new(backend: Box<dyn Backend>, pool: &PinnedPool, options: Options) -> Result<Engine> {
         options.check()?;
         let mut backend = Traced::new(backend, options.ring_records);
@@ -164,10 +165,12 @@ impl Engine {
         let urgent = Lane::open(&mut backend, false).map_err(opening)?;
         // At most one message per storage, so `storages_max` bounds it.
         let (tell_dropped, dropped) = crossbeam_channel::unbounded();
+        // Two each, and the timeline's start.
+        let timers_max = (STALLS_MAX + timeline::PENDING_MAX) * 2 + 1;
         let engine = Engine {
             events: EventPool::new(options.events_max - events::ORDERS, Timing::Off),
             orders: EventPool::new(events::ORDERS, Timing::Off),
-            timers: EventPool::new((STALLS_MAX + timeline::PENDING_MAX) * 2, Timing::On),
+            timers: EventPool::new(timers_max, Timing::On),
             timeline: Timeline::new(options.spans_max),
             marks: Ranges::listen(options.nvtx),
             busy: IdMap::with_capacity_and_hasher(
@@ -207,7 +210,7 @@ impl Engine {
             tell_dropped,
             dropped,
         };
-        engine.with_checks()
+        engine.with_base()?.with_checks()
     }
 
     /// The device it works on.

@@ -92,9 +92,11 @@ pub struct Options {
     /// Note for the trace that who evicts wrote the bytes on that stream, and who acquires reads
     /// them there. Off for a framework that notes its own uses, which knows better.
     pub note_uses: bool,
-    /// Compare what comes back with what left: each copy is summed up by a kernel on its lane, and
-    /// the sums are compared by [`Engine::step`](super::Engine::step); so are the bytes of an
-    /// eviction without a copy, which finds those written by who acquired them to read. Costs
+    /// Compare what comes back with what left: each copy of a storage is summed up by a kernel on
+    /// its lane, and the sums are compared by [`Engine::step`](super::Engine::step); so are the
+    /// bytes of an eviction without a copy, which finds those written by who acquired them to read.
+    /// Batches are not compared: each [`Engine::gather`](super::Engine::gather) and each
+    /// [`Engine::scatter`](super::Engine::scatter) is counted in `Stats::unverified_count`. Costs
     /// reading the bytes once more on the device, and eight bytes of copy each. The sums that
     /// arrive on the host lie in pinned bytes of the same budget. Copies ahead do not give way to
     /// others then: their sums are made in the order of one stream. A device that cannot load the
@@ -123,7 +125,8 @@ pub struct Options {
     /// Measure with timed events how long readers' streams waited for copy-ins.
     pub time_stalls: bool,
     /// Measure with timed events when copies, and spans that a framework names, ran; so many are
-    /// kept. 0: nothing is measured.
+    /// kept. Times start at a moment that [`Engine::new`](super::Engine::new) marks, or is refused
+    /// with. 0: nothing is measured.
     pub spans_max: usize,
 }
 

@@ -64,7 +64,8 @@ pub struct Stats {
     pub in_time: Duration,
     /// Their bytes.
     pub in_timed_bytes: u64,
-    /// With `Options::spans_max`: copies and spans that found no event, and are not timed.
+    /// With `Options::spans_max`: copies and spans that are not timed, since they found no event or
+    /// the driver did not tell their times.
     pub untimed_count: u64,
     /// Prefetches not begun since the device had no room.
     pub prefetch_refused_count: u64,
@@ -76,7 +77,7 @@ pub struct Stats {
     /// of bytes that a reader had written.
     pub corrupt_count: u64,
     /// With `verify`: copies back that are not compared, since there was no slot for them or for
-    /// the copy out.
+    /// the copy out; and each gather and each scatter of a batch, none of which is.
     pub unverified_count: u64,
     /// With `verify`: evictions without a copy that are not compared, for the same want.
     pub clean_unverified_count: u64,

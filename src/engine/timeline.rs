@@ -3,12 +3,14 @@
 //! What it is not: a profiler. It sees what the engine enqueues, and the spans it is told of.
 //!
 //! Invariant: nothing waits for a time. A span is read when its end is seen done, by `step` or
-//! `drain`; how many are under way and how many are kept is bounded, and what finds no room is
-//! counted. Times are the device's, between events, and start where the engine did.
+//! `drain`; how many are under way and how many are kept is bounded. What finds no room, or has
+//! times that the driver will not tell, is counted. Times are the device's, between events, and
+//! start where the engine did: at a moment marked when it is made, behind which the device puts all
+//! that is timed, on whatever stream.
 //!
 //! ```text
-//!   begin_span(compute, "layer 3")  |f  kernels  t|  end_span        span = t - f
-//!   lane                 waits |f ====copy==== |t    the copy's own  at = f - base
+//!   new: |base   begin_span(compute, "layer 3")  |f  kernels  t|  end_span        span = t - f
+//!           `--> lane                 waits |f ====copy==== |t    the copy's own  at = f - base
 //! ```
 //!
 //! Part of the engine.
@@ -92,7 +94,8 @@ const BASE_AGE_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Timeline {
     spans_max: usize,
-    /// A moment whose time is known.
+    /// A moment whose time is known: the engine's start, later the start of some span. Where
+    /// nothing is timed there is none.
     base: Option<(Point, Duration)>,
     open: Vec<(StreamId, Name, Point)>,
     pending: VecDeque<Pending>,
@@ -127,6 +130,16 @@ impl Timeline {
 }
 
 impl Engine {
+    /// Marks the moment that times start at, where any are wanted: on the lane of copies out, so
+    /// that each of those is behind it, and so is each copy in, which is of bytes that left.
+    pub(super) fn with_base(mut self) -> Result<Engine> {
+        if self.timeline.is_on() {
+            let base = self.timers.mark(&mut self.backend, self.out.stream());
+            self.timeline.base = Some((self.seen(base)?, Duration::ZERO));
+        }
+        Ok(self)
+    }
+
     /// Names the work that is enqueued on `stream` from now until [`Engine::end_span`], or until
     /// the next span of that stream begins. Without [`Options::spans_max`] and [`Options::nvtx`]
     /// it does nothing.
@@ -143,6 +156,11 @@ impl Engine {
         if !self.timeline.has_room() {
             self.stats.untimed_count += u64::from(self.timeline.is_on());
             return Ok(());
+        }
+        if let Some((base, _)) = &self.timeline.base {
+            // No edge of anybody's bytes: else the span could begin before times do.
+            let waited = base.wait(&mut self.backend, stream, Site::Outside);
+            self.seen(waited)?;
         }
         let from = self.timers.mark(&mut self.backend, stream);
         let from = self.seen(from)?;
@@ -225,16 +243,27 @@ impl Engine {
 
     /// A copy was enqueued; its times are read later, where it was timed.
     pub(super) fn copied(&mut self, id: StorageId, inward: Option<Inward>, times: Times) {
-        if !self.timeline.is_on() {
-            return;
+        match self.slots.find(id.0) {
+            Some(slot) => self.copied_bytes((slot.name, slot.len), inward, times),
+            None => self.stats.untimed_count += u64::from(self.timeline.is_on()),
         }
-        match (times, self.slots.find(id.0)) {
-            (Some((from, to)), Some(slot)) => {
-                let track = inward.map_or(Track::Out, Track::of);
-                let (name, bytes) = (slot.name, slot.len);
+    }
+
+    /// The same of the batch whose rows are laid out. Nobody keeps a sum of its bytes.
+    pub(super) fn copied_batch(&mut self, name: Name, inward: Option<Inward>) {
+        let lane = inward.map_or(&mut self.out, |_| &mut self.urgent);
+        let times = lane.take_times();
+        self.copied_bytes((name, self.packer.layout.bytes()), inward, times);
+        self.sum_missing();
+    }
+
+    fn copied_bytes(&mut self, (name, bytes): (Name, Bytes), inward: Option<Inward>, times: Times) {
+        let track = inward.map_or(Track::Out, Track::of);
+        match times {
+            Some((from, to)) => {
                 self.timeline.pending.push_back(Pending { track, name, bytes, from, to });
             }
-            _ => self.stats.untimed_count += 1,
+            None => self.stats.untimed_count += u64::from(self.timeline.is_on()),
         }
     }
 
@@ -243,37 +272,31 @@ impl Engine {
         for _ in 0..asks_max.min(self.timeline.pending.len()) {
             let Some(pending) = self.timeline.pending.pop_front() else { break };
             let done = pending.to.done(&mut self.backend, Site::TransferQuery);
-            if !self.seen(done)? {
-                self.timeline.pending.push_back(pending);
-                continue;
+            match self.seen(done) {
+                Ok(true) => self.settle_span(pending)?,
+                Ok(false) => self.timeline.pending.push_back(pending),
+                Err(error) => {
+                    self.timeline.pending.push_front(pending);
+                    return Err(error);
+                }
             }
-            pending.from.set_done();
-            self.settle_span(pending)?;
         }
         Ok(())
     }
 
     fn settle_span(&mut self, pending: Pending) -> Result<()> {
         let Pending { track, name, bytes, from, to } = pending;
+        from.set_done();
         let time = to.since(&mut self.backend, &from);
-        let time = self.seen(time)?;
-        let start = match self.timeline.base.clone() {
-            None => Duration::ZERO,
-            Some((base, at)) => {
-                let later = from.since(&mut self.backend, &base);
-                match self.refused(later)? {
-                    Some(later) => at + later,
-                    None => {
-                        let earlier = base.since(&mut self.backend, &from);
-                        at.saturating_sub(self.seen(earlier)?)
-                    }
-                }
+        let times = self.seen(time).and_then(|time| Ok((self.start_of(from)?, time)));
+        let (start, time) = match times {
+            Ok(times) => times,
+            Err(error) => {
+                // Kept it could be refused for good, and no later one would be read.
+                self.stats.untimed_count += 1;
+                return Err(error);
             }
         };
-        let age = self.timeline.base.as_ref().map(|(_, at)| start.saturating_sub(*at));
-        if age.is_none_or(|age| age > BASE_AGE_MAX) {
-            self.timeline.base = Some((from, start));
-        }
         let stats = &mut self.stats;
         match track {
             Track::Out => {
@@ -288,6 +311,25 @@ impl Engine {
         }
         self.timeline.keep(Span { track, name, bytes, start, time });
         Ok(())
+    }
+
+    /// The time of a moment that is done, from the engine's start.
+    fn start_of(&mut self, from: Point) -> Result<Duration> {
+        let Some((base, at)) = self.timeline.base.clone() else { return Ok(Duration::ZERO) };
+        // All that is timed is behind the first one, and a later one is done.
+        base.set_done();
+        let later = from.since(&mut self.backend, &base);
+        let start = match self.refused(later)? {
+            Some(later) => at + later,
+            None => {
+                let earlier = base.since(&mut self.backend, &from);
+                at.saturating_sub(self.seen(earlier)?)
+            }
+        };
+        if start.saturating_sub(at) > BASE_AGE_MAX {
+            self.timeline.base = Some((from, start));
+        }
+        Ok(start)
     }
 
     /// The answer, or nothing where the driver refused to give one.

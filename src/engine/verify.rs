@@ -7,7 +7,8 @@
 //! became of its storage meanwhile. A storage whose bytes differ is Lost, and only that one, though
 //! it may have been written since: its reader read what never left. It is reported once, by the
 //! next `step`, `drain` or `shutdown`. An eviction that copies nothing is compared as well: bytes
-//! that a reader wrote are not those in the block, and would be lost without a word.
+//! that a reader wrote are not those in the block, and would be lost without a word. Batches have
+//! no sums: each gather and each scatter is counted as not compared.
 //!
 //! ```text
 //!   evict    slot s |sum, copy|    block keeps Coming(s) -> Known(sum)
@@ -93,8 +94,13 @@ impl Engine {
                 let arrival = Arrival { storage: id, name: *name, len: *len, sum };
                 checks.arrived(at, arrival, seq);
             }
-            _ => self.stats.unverified_count += 1,
+            _ => self.sum_missing(),
         }
+    }
+
+    /// A copy is not compared; counted where it was to be.
+    pub(super) fn sum_missing(&mut self) {
+        self.stats.unverified_count += u64::from(self.checks.is_some());
     }
 
     /// Before an eviction that copies nothing: are the device bytes those in the block? The out

@@ -35,6 +35,8 @@ pub enum Refused {
     CopyOut,
     CopyIn,
     Record,
+    /// A span's time.
+    Elapsed,
 }
 
 #[derive(Debug, Default)]
@@ -141,6 +143,7 @@ impl Backend for Crooked {
         self.sim.idle(stream, site)
     }
     fn elapsed(&mut self, from: EventId, to: EventId) -> Result<Duration> {
+        self.plan.lock().unwrap().strikes(Refused::Elapsed, "elapsed")?;
         self.sim.elapsed(from, to)
     }
     fn note(&mut self, by: Actor, uses: &[Use]) -> Result<()> {
