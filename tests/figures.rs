@@ -89,7 +89,7 @@ fn mode(part: &str, run: u32, name: &str, step: f64, held: f64) -> String {
 fn overlap(part: &str, kind: &str, run: u32, both: f64, raw: f64) -> String {
     let ratio = both / raw;
     let said = format!(r#""both_seconds": {both}, "both_raw_seconds": {raw}, "ratio": {ratio}"#);
-    line(part, kind, run, &said)
+    line(part, kind, run, &format!(r#"{said}, "runs": 15"#))
 }
 
 /// Everything that a whole session leaves.
@@ -120,15 +120,17 @@ fn session() -> Vec<String> {
     runs.push(overlap("predict", "gemm", 7, 0.099, 0.1));
     runs.push(overlap("predict", "hbm", 8, 0.19, 0.2));
     for figure in demanded().figures {
-        let just = format!("[[{:?}, 1.0]]", figure.threshold);
+        let just = format!("[{:?}, 1.0]", figure.threshold);
         let (part, pairs) = match figure.name.split('.').next().unwrap() {
-            "link" | "latency" | "address" | "prefetch" | "rows" | "two" | "scale" => {
-                ("link", "[[1.0, 1.0], [2.0, 2.0], [30.0, 30.0]]")
-            }
-            part @ ("seam" | "pinned" | "torch") => (part, just.as_str()),
+            "link" | "latency" | "address" | "prefetch" | "rows" | "two" | "scale" => (
+                "link",
+                ["[1.0, 1.0]", "[2.0, 2.0]", "[30.0, 30.0]"].map(|pair| [pair; 5]).concat(),
+            ),
+            "seam" => ("seam", vec![just.as_str(); 15]),
+            part @ ("pinned" | "torch") => (part, vec![just.as_str()]),
             _ => continue,
         };
-        let name = &figure.name;
+        let (name, pairs) = (&figure.name, format!("[{}]", pairs.join(", ")));
         let said = format!(r#""figure": "{name}", "simulated": false, "pairs": {pairs}"#);
         // A measure of the link is a run of its own.
         let kind = if part == "link" { "rows" } else { "" };
@@ -209,6 +211,46 @@ fn the_middle_pair_counts_and_of_two_the_worse() {
     assert_eq!((checkpoint.value, checkpoint.reference), (2.012, 2.0));
     let hbm = &figures["overlap.hbm_over_raw"];
     assert_eq!((hbm.ratio, hbm.threshold), (1.01, 1.01));
+}
+
+#[test]
+fn the_longest_of_all_counts_and_a_figure_says_of_how_many_pairs_it_is_one() {
+    let mut runs = session();
+    runs.retain(|line| !line.contains("latency.longest"));
+    // Two runs, the first as they were before a run said only its longest.
+    for (run, pairs) in [(40, "[[21.0, 1000], [1100.0, 1000], [9.0, 1000]]"), (41, "[[8.0, 1000]]")]
+    {
+        let said = format!(r#""figure": "latency.longest", "simulated": false, "pairs": {pairs}"#);
+        runs.push(line("link", "latency", run, &said));
+    }
+    runs.push(overlap("overlap", "gemm", 42, 0.1, 0.1).replace(r#""runs": 15"#, r#""runs": 21"#));
+    // As it said it before it told how many runs.
+    runs.push(overlap("overlap", "hbm-owned", 43, 0.1, 0.1).replace(r#", "runs": 15"#, ""));
+    let folder = Folder::new(MACHINE, &runs);
+    let Some(said) = folder.figures(&[]) else { return };
+    said.unwrap();
+    let figures = current(&folder.read("figures.json")).unwrap();
+    let longest = &figures["latency.longest"];
+    assert_eq!((longest.value, longest.reference, longest.pairs), (1100.0, 1000.0, Some(4)));
+    assert_eq!(longest.command, "link --run 40");
+    for (name, pairs) in [
+        ("link.both", Some(15)),
+        ("train.step_over_raw", Some(4)),
+        ("pinned.block", Some(1)),
+        ("overlap.gemm_over_raw", Some(15)),
+        ("overlap.hbm-owned_over_raw", None),
+    ] {
+        assert_eq!(figures[name].pairs, pairs, "{name}");
+    }
+    let few = |line: String| match line.contains("link.both") {
+        true => line.replace(", [30.0, 30.0]", ""),
+        false => line,
+    };
+    let folder = Folder::new(MACHINE, &session().into_iter().map(few).collect::<Vec<_>>());
+    folder.figures(&[]).unwrap().unwrap();
+    let text = fs::read_to_string(folder.0.join("figures.json")).unwrap();
+    let problems = read_figures("few", &text).unwrap_err();
+    assert!(problems.len() == 1 && problems[0].contains("link.both"), "{problems:?}");
 }
 
 #[test]

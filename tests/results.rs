@@ -157,6 +157,32 @@ fn a_figure_that_lacks_something_is_refused_by_name() {
 }
 
 #[test]
+fn a_middle_of_few_pairs_is_refused_where_pairs_are_what_counts() {
+    let read = |name: &str, pairs: &str| {
+        let text = GOOD.replace("copy.out", name);
+        read_figures("made", &text.replace("[{", &format!("[{{\"pairs\": {pairs}, ")))
+    };
+    let tables = ["seam", "link", "latency", "address", "prefetch", "rows", "two", "overlap"];
+    for table in tables {
+        let name = format!("{table}.out");
+        let problems = read(&name, "14").expect_err(&name);
+        assert!(problems.len() == 1 && problems[0].contains("`pairs` is 14"), "{problems:?}");
+        assert_eq!(read(&name, "15").unwrap()[0].pairs, Some(15));
+        // As entries were before they said so.
+        assert_eq!(read_figures("old", &GOOD.replace("copy.out", &name)).unwrap()[0].pairs, None);
+    }
+    // The longest of all is one, and of other tables one may be all there is.
+    for name in ["latency.longest", "link.longest-held", "train.bit_equal", "torch.host.pair"] {
+        assert_eq!(read(name, "1").unwrap()[0].pairs, Some(1));
+    }
+    assert!(read("link.out-longest", "1").is_err(), "only a name that begins so is exempt");
+    for wrong in ["0", "-15", "15.5", "\"15\"", "null", "[15]"] {
+        let problems = read("link.out", wrong).expect_err(wrong);
+        assert!(problems[0].contains("`pairs` is no count"), "{wrong}: {problems:?}");
+    }
+}
+
+#[test]
 fn the_latest_figure_counts_and_two_of_one_day_are_refused() {
     let mut figures = read_figures("good", GOOD).unwrap();
     let older = Figure { date: "2026-11-02".to_string(), value: 1.0, ..figures[0].clone() };

@@ -2,8 +2,9 @@
 //!
 //! What it is not: a benchmark of a machine. Only the ratio of two figures of one run counts.
 //!
-//! Invariant: ours and raw alternate (A B B A); every pair is printed, none is left out; and each
-//! figure as soon as it is known, so that a run cut short keeps what it measured.
+//! Invariant: ours and raw alternate (A B B A); every pair is printed, none is left out, and of
+//! longest times the longest of all; and each figure as soon as it is known, so that a run cut
+//! short keeps what it measured. What is not measured is said.
 //!
 //! ```text
 //!   main (words) -> copies latency address ahead rows two apart beside -> figure (table, JSON)
@@ -57,7 +58,7 @@ Usage: link [options] [measure...]
               bandwidth-small to 16 MiB, bandwidth-large from 64 MiB
   both        both ways at once
   cold        one copy with the device idle, from the call to its event (CUDA only)
-  latency     the host's time for evict and refill (CUDA only)
+  latency     the host's time for evict and refill, and the longest of all (CUDA only)
   address     the host's time to give memory back and take it again where the address stays
   urgent      a copy that a reader waits for, while others are fetched ahead
   prefetch    a pass over 64 layers whose inputs come back, by amount of compute, and by how many
@@ -69,7 +70,8 @@ Usage: link [options] [measure...]
   apart       the same in two processes that share nothing but the machine
   trunks      bandwidth of 256 MiB pieces by the size of trunks
   beside      beside memory-bound kernels and products, in every way that tells why
-  held        the longest evict while the device is held, by how many copies may be under way
+  held        the longest evict of all while the device is held, by how many copies may be under
+              way
   driver-gemm as gemm, by the driver's call for batches
 
 Without a measure: all but the last six. On an H200 each name without a number is meant to take at

@@ -14,9 +14,10 @@
 
 use crate::Bench;
 use crate::figure::{Better, Figures, Row};
-use crate::rig::Plan;
+use crate::rig::{Plan, Rig};
 use lightering::{Bytes, Error, Kind, Result};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) const BYTES: Bytes = Bytes::mib(64);
 
@@ -75,11 +76,18 @@ impl Bench {
 /// In one process.
 pub(crate) fn two(bench: &Bench, out: &mut Figures) -> Result<()> {
     let Some((count, ordinals)) = bench.two() else { return Ok(()) };
-    let barrier = Barrier::new(2);
+    let meeting = Meeting { barrier: Barrier::new(2), is_off: AtomicBool::new(false) };
     let rounds = std::thread::scope(|scope| {
         let threads = [0, 1].map(|nth| {
-            let (barrier, ordinal) = (&barrier, ordinals[nth]);
-            scope.spawn(move || device(bench, ordinal, nth, count, barrier))
+            let (meeting, ordinal) = (&meeting, ordinals[nth]);
+            scope.spawn(move || {
+                let rig = bench.rig_on(ordinal, &Plan::new(BYTES, count));
+                match (meeting.have_both(&rig), rig?) {
+                    (true, rig) => device(bench, rig, nth, &meeting.barrier),
+                    // The other one's error says why there are no rounds.
+                    (false, rig) => rig.close().map(|()| Vec::new()),
+                }
+            })
         });
         threads.map(|thread| {
             let gone = |_| Error::new(Kind::Lost, "thread").detail("it panicked");
@@ -91,15 +99,26 @@ pub(crate) fn two(bench: &Bench, out: &mut Figures) -> Result<()> {
     Ok(())
 }
 
+/// Where the two threads meet.
+struct Meeting {
+    barrier: Barrier,
+    /// One of them has nothing to go on with.
+    is_off: AtomicBool,
+}
+
+impl Meeting {
+    /// Have both what they need? Waits for the other one, with a rig or without: who left before
+    /// that would be waited for at a barrier for ever.
+    fn have_both(&self, rig: &Result<Rig>) -> bool {
+        // The barrier orders this before the other one's question.
+        self.is_off.fetch_or(rig.is_err(), Ordering::Relaxed);
+        self.barrier.wait();
+        !self.is_off.load(Ordering::Relaxed)
+    }
+}
+
 /// One device's part. Both go through the same barriers, whatever happens to one.
-fn device(
-    bench: &Bench,
-    ordinal: u32,
-    nth: usize,
-    count: usize,
-    barrier: &Barrier,
-) -> Result<Vec<Round>> {
-    let mut rig = bench.rig_on(ordinal, &Plan::new(BYTES, count))?;
+fn device(bench: &Bench, mut rig: Rig, nth: usize, barrier: &Barrier) -> Result<Vec<Round>> {
     let gigabytes = rig.all() / 1e9;
     let rate = |seconds: [f64; 2]| seconds.map(|seconds| gigabytes / seconds);
     let mut rounds = Vec::with_capacity(bench.pairs);

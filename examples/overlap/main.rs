@@ -50,8 +50,8 @@ Usage: overlap [options]
   --runs N        runs of each kind, of which the medians count (default: 3)
   --json          one line of JSON on standard output: compute, memory, copy_seconds (raw, alone),
                   compute_seconds (alone), both_seconds (through the engine), both_raw_seconds,
-                  ratio: the last but one over the last, run for run; and the host's seconds to
-                  enqueue the copies: enqueue_seconds, enqueue_raw_seconds
+                  ratio: the last but one over the last, run for run; the host's seconds to enqueue
+                  the copies: enqueue_seconds, enqueue_raw_seconds; and runs, as asked
   --times-only    with --device sim: no byte moves, so any size costs nothing here
   --model FILE    with --device sim: the device's figures, as the example calibrate prints them
   --check         look for hazards in all that the engine does; the times are worth nothing then
@@ -229,9 +229,11 @@ impl Figures {
             "{{\"compute\": \"{}\", \"memory\": \"{}\", \"copy_seconds\": {copy}, \
              \"compute_seconds\": {compute}, \
              \"both_seconds\": {both}, \"both_raw_seconds\": {both_raw}, \"ratio\": {ratio}, \
-             \"enqueue_seconds\": {enqueue}, \"enqueue_raw_seconds\": {enqueue_raw}}}\n",
+             \"enqueue_seconds\": {enqueue}, \"enqueue_raw_seconds\": {enqueue_raw}, \
+             \"runs\": {}}}\n",
             wish.kind.name(),
-            wish.memory.name()
+            wish.memory.name(),
+            wish.runs
         )
     }
 
@@ -300,6 +302,7 @@ mod tests {
         assert!((compute / copy - 1.0).abs() < 0.01, "the kernel is as long as the copies: {json}");
         assert!(both_raw < 1.05 * copy && both < 1.05 * both_raw, "{json}");
         assert!((field(&json, "ratio") - both / both_raw).abs() < 1e-9);
+        assert_eq!(field(&json, "runs"), 3.0);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! What it is not: a measurement. It reads what a run on a device wrote.
 //!
 //! Invariant: a figure that was read is complete: a value with its unit, the raw or bound figure
-//! of the same run, their ratio, the ratio asked for, and what is needed to measure it again.
+//! of the same run, their ratio, the ratio asked for, and what is needed to measure it again. One
+//! that is the middle of paired ratios, and says of how many, is of enough of them.
 //!
 //! ```text
 //!   2026-12-01-h200.json  --read-->  Figure { ratio 0.99, threshold 0.98, better: higher }
@@ -14,6 +15,11 @@
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+
+/// Tables whose figures are the middle one of paired ratios, and of how many at least.
+const PAIRED: [&str; 8] =
+    ["seam", "link", "latency", "address", "prefetch", "rows", "two", "overlap"];
+const PAIRS_MIN: u64 = 15;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Better {
@@ -39,6 +45,8 @@ pub(crate) struct Figure {
     pub(crate) driver: String,
     pub(crate) commit: String,
     pub(crate) command: String,
+    /// Of how many pairs it is one; none of the first entries says so.
+    pub(crate) pairs: Option<u64>,
 }
 
 /// A figure that must be there, and the ratio asked of it.
@@ -66,6 +74,14 @@ impl Asked {
 }
 
 impl Figure {
+    /// Is it one of fewer pairs than its middle needs? A longest time is one by nature.
+    fn has_few_pairs(&self) -> bool {
+        let (table, rest) = self.name.split_once('.').unwrap_or((&self.name, ""));
+        PAIRED.contains(&table)
+            && !rest.starts_with("longest")
+            && self.pairs.is_some_and(|pairs| pairs < PAIRS_MIN)
+    }
+
     /// Is the ratio as good as was asked?
     pub(crate) fn reaches(&self) -> bool {
         // What was measured, not what somebody wrote beside it.
@@ -104,6 +120,16 @@ impl Fields<'_> {
             self.wrong(&format!("`{field}` is no number from zero up"));
         }
         number
+    }
+
+    /// A count from one up, where there is one.
+    fn count(&mut self, field: &str) -> Option<u64> {
+        let value = self.object.get(field)?;
+        let count = value.as_u64().filter(|count| *count > 0);
+        if count.is_none() {
+            self.wrong(&format!("`{field}` is no count from one up"));
+        }
+        count
     }
 
     fn name(&mut self) -> String {
@@ -150,6 +176,7 @@ fn figure(fields: &mut Fields<'_>) -> Figure {
         driver: fields.text("driver"),
         commit: fields.text("commit"),
         command: fields.text("command"),
+        pairs: fields.count("pairs"),
     };
     fields.no_others(&[
         "name",
@@ -164,10 +191,15 @@ fn figure(fields: &mut Fields<'_>) -> Figure {
         "driver",
         "commit",
         "command",
+        "pairs",
     ]);
     let ratio = figure.value / figure.reference;
     if !ratio.is_finite() || (ratio - figure.ratio).abs() > 2e-3 * ratio.abs() {
         fields.wrong(&format!("`ratio` is {}, value by reference is {ratio}", figure.ratio));
+    }
+    if figure.has_few_pairs() {
+        let pairs = figure.pairs.unwrap_or_default();
+        fields.wrong(&format!("`pairs` is {pairs}: a middle is of at least {PAIRS_MIN}"));
     }
     if figure.hardware.to_lowercase().contains("simulated") {
         fields.wrong("`hardware` is simulated: its times are no figures");
