@@ -35,9 +35,15 @@ const NEVER: &[&str] = &[
 const LAYERS: usize = 12;
 const LEN: Bytes = Bytes::kib(64);
 
-/// One step: half of the layers' inputs are the engine's own, half a framework's.
-fn step(engine: &mut Engine, backend: &mut Cuda, on: [StreamId; 2]) {
+/// One step: half of the layers' inputs are the engine's own, half a framework's. Weights whose
+/// address stays leave at its begin, and come back at its end.
+fn step(engine: &mut Engine, backend: &mut Cuda, on: [StreamId; 2], weights: &[Storage]) {
     let [here, on] = on;
+    for weight in weights {
+        // As after an optimizer's step: the host copy is stale.
+        engine.acquire_mut(weight.id(), on).unwrap();
+        engine.evict(weight.id(), on).unwrap();
+    }
     let mut inputs: Vec<(Storage, bool)> = Vec::new();
     for layer in 0..LAYERS {
         let is_ours = layer % 2 == 0;
@@ -77,6 +83,9 @@ fn step(engine: &mut Engine, backend: &mut Cuda, on: [StreamId; 2]) {
         engine.give_way(on).unwrap();
         engine.release(input, on).unwrap();
     }
+    for weight in weights {
+        engine.acquire(weight.id(), on).unwrap();
+    }
     engine.end_span(on).unwrap();
     engine.mark_step().unwrap();
 }
@@ -97,17 +106,21 @@ fn no_call_between_two_step_marks_makes_the_driver_wait() {
         let mut engine = Engine::new(Box::new(Cuda::open(0).unwrap()), &pool, options).unwrap();
         let here = backend.create_stream().unwrap();
         let on = engine.adopt_stream(backend.raw_stream(here).unwrap()).unwrap();
+        let weights = [(); 2].map(|()| engine.alloc_fixed(LEN, on, "weight").unwrap());
         // The first step makes what the others use again.
         for _ in 0..2 {
-            step(&mut engine, &mut backend, [here, on]);
+            step(&mut engine, &mut backend, [here, on], &weights);
         }
         names();
         for _ in 0..8 {
-            step(&mut engine, &mut backend, [here, on]);
+            step(&mut engine, &mut backend, [here, on], &weights);
         }
         let names = names();
         let copies = names.iter().filter(|name| name.starts_with("cuMemcpyDtoHAsync")).count();
-        assert_eq!(copies, 8 * LAYERS, "each input went out, in one copy");
+        let out = LAYERS + weights.len();
+        assert_eq!(copies, 8 * out, "each input and each weight went out, in one copy");
+        let unmapped = names.iter().filter(|name| *name == "cuMemUnmap").count();
+        assert_eq!(unmapped, 8 * weights.len(), "each weight's memory was given back");
         let trunks = names.iter().filter(|name| name.starts_with("cuMemcpyHtoDAsync")).count();
         assert!(trunks > 8 * LAYERS, "{trunks} trunks: nothing was fetched ahead");
         let launches = names.iter().filter(|name| *name == "cuLaunchKernel").count();
