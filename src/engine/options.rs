@@ -45,7 +45,9 @@ pub struct Options {
     pub ahead_trunk_bytes_max: Bytes,
     /// Copies under way in one direction. Behind more than a driver's queue holds whoever enqueues
     /// waits, on the host, until the device has taken some: an H200's held 768, and not 1,024
-    /// (docs/performance.md). What finds no place stays on the device, as `LaneFull`.
+    /// (docs/performance.md), of copies without sums (`verify`) and without times (`spans_max`),
+    /// which are more entries in that queue each: with those, half as many are safe. What finds no
+    /// place stays on the device, as `LaneFull`.
     pub transfers_max: usize,
     /// Bytes whose address stays are mapped in pieces of at most so many: each costs the driver's
     /// calls once more, but a piece serves every storage that needs one of its length.
