@@ -69,6 +69,7 @@ def measure(workload_name: str, way_name: str, device: torch.device, small: bool
         "first_step_seconds": first, "second_step_seconds": second,
         "later_step_seconds": statistics.median(seconds for seconds, _ in later),
         "out_bytes": moved[0], "in_bytes": moved[1], "later_out_bytes": later[-1][1][0],
+        "input_bytes": built.input_bytes, "applications": built.applications,
         "engine_seconds": engine_seconds, "reserve_seconds": reserve_seconds,
         "reserve_bytes": reserved if reserve_seconds else 0,
         "pinned_bytes": way.pinned_bytes(), "versions": versions(), **way.says(),

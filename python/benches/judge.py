@@ -4,9 +4,11 @@
 What it is: what benches/results/required.json asks of PyTorch's steps, as pairs of a value and what
 it is compared with, in lines that tools/figures.py takes.
 What it is not: a threshold; those stand in required.json alone.
-Invariant: a pair is of visits of one run, first with first; what was not measured has no figure,
-a peer that is missing is in no comparison, and ours that moved nothing, or fewer bytes than the
-control copied, is in none either.
+Invariant: a pair is of visits of one run, first with first, and of a run that went back as often
+as there: one that was cut off is in no such figure. What was not measured has no figure, a peer
+that is missing is in no comparison, and ours that moved less than nearly all of what should move,
+or fewer bytes than the control copied, is in none either. Of memory the worst visit of ours is
+beside the best one of each other.
 
     runs.jsonl: lines of steps.py, sharded_steps.py --> lines {"figure": name, "pairs": [[a, b]]}
 
@@ -27,6 +29,10 @@ PART = "torch"
 PEERS = ("torch", "torch-all", "trl", "trl-all", "deepspeed")
 # Whose inputs may stay on the GPU, as is asked of them.
 MAY_STAY = ("short-0.6b",)
+# Of what should move, where the line says what does: less is no offload.
+MOVED_MIN = 0.95
+# Both directions of `first`: there, and back.
+FIRST_MIN = 2
 HOST_PAIR_MICROSECONDS_MAX = 20.0
 SAVED_PEAK_GB_MAX = 5.1
 LONGEST_VERB_MS_MAX = 1.0
@@ -36,61 +42,108 @@ class Lines:
     """What was measured, by workload and way."""
 
     def __init__(self, lines: list[Line]) -> None:
-        self.lines = [line for line in lines if line["part"] == PART
-                      and not line["said"].keys() & {"missing", "figure"} and not _is_idle(line)]
+        said = [line for line in lines if line["part"] == PART
+                and not line["said"].keys() & {"missing", "figure"}]
+        self.lines = [line for line in said if not _is_idle(line)]
+        # A first step that moved too little is no time of offload, yet how much it moved is asked.
+        self.began = [line for line in said if not _is_idle(line, "later_out_bytes")]
+        self.cut: dict[str, int] = {}
+        """Figures that lack a run which was cut off, and that run."""
 
     def of(self, kind: str, way: str, first: bool = False) -> list[Line]:
-        return [line for line in self.lines if line["kind"] == kind
-                and line["said"].get("mode") == way and line["said"].get("first", False) == first]
+        return _of(self.lines, kind, way, first)
 
-    def last(self, kind: str, *ways: str, first: bool = False) -> list[Line]:
+    def last(self, kind: str, *ways: str) -> list[Line]:
         """What each way said last in the latest run that has all of them, or nothing."""
-        return ([[]] + self.latest(kind, *ways, first=first))[-1]
+        return [said[-1] for said in self.visits(kind, *ways)]
 
-    def latest(self, kind: str, *ways: str, first: bool = False) -> list[list[Line]]:
-        """What the ways said in the latest run that has all of them, first with first: of visits,
-        as single steps in turn have no figures of memory."""
-        by_way = [[line for line in self.of(kind, way, first) if not line["said"].get("turns")]
-                  for way in ways]
-        runs = set.intersection(*({line["run"] for line in found} for found in by_way))
-        of_run = [[line["said"] for line in found if line["run"] == max(runs, default=0)]
-                  for found in by_way]
-        return [list(each) for each in zip(*of_run, strict=False)]
+    def visits(self, kind: str, *ways: str) -> list[list[Line]]:
+        """What each way said in the latest run that has all of them, or nothing."""
+        return next((by_way for _, by_way in _runs(self.lines, kind, ways)), [])
 
-    def pairs(self, kind: str, theirs: str, field: str, ours: str = "ours") -> Pairs:
+    def firsts(self, name: str, *ways: str, began: bool = False) -> list[list[Line]]:
+        """What the first steps of the ways said in the latest run that has all of them there and
+        back, first with first."""
+        kind = name.rpartition(".")[0]
+        for run, by_way in _runs(self.began if began else self.lines, kind, ways, first=True):
+            if all(len(said) >= FIRST_MIN for said in by_way):
+                return [list(each) for each in zip(*by_way, strict=False)]
+            self.cut.setdefault(name, run)
+        return []
+
+    def pairs(self, name: str, theirs: str, field: str = "step_seconds") -> Pairs:
         """Visits of one run, first with first; of rounds of single steps those alone, where both
-        have some."""
+        have some. A run that visited a way once more there than back is left out: the machine may
+        have been another one in that direction."""
         pairs: Pairs = []
-        every = self.of(kind, ours), self.of(kind, theirs)
+        kind = name.rpartition(".")[0]
+        every = self.of(kind, "ours"), self.of(kind, theirs)
         in_turn = all(any(line["said"].get("turns") for line in lines) for lines in every)
         mine, other = ([line for line in lines if line["said"].get("turns", False) == in_turn]
                        for lines in every)
         for run in sorted({line["run"] for line in mine}):
-            both = ([line["said"] for line in lines if line["run"] == run]
-                    for lines in (mine, other))
+            both = [[line["said"] for line in lines if line["run"] == run]
+                    for lines in (mine, other)]
+            # A round of single steps is there and back by itself, and so are passes of gathers.
+            by_visit = not in_turn and field == "step_seconds"
+            if by_visit and all(both) and any(len(said) % 2 for said in both):
+                self.cut[name] = run
+                continue
             pairs += [(one.get(field, 0), two.get(field, 0))
                       for one, two in zip(*both, strict=False) if _moved_as_much(one, two)]
         return pairs
 
     def beside_lowest(self, kind: str, field: str) -> Pairs:
-        """Ours beside the lowest of all peers and two layer inputs, in the latest run that has ours
-        and a peer; plain checkpointing counts there, and is no peer."""
+        """The most of ours beside the least of all peers and two layer inputs, in the latest run
+        that has ours and a peer; plain checkpointing counts there, and is no peer."""
         runs = [{line["run"] for way in ways for line in self.of(kind, way)
                  if field in line["said"]} for ways in (("ours",), PEERS)]
         for run in sorted(set.intersection(*runs), reverse=True)[:1]:
-            said = {line["said"].get("mode"): line["said"] for line in self.lines
-                    if (line["kind"], line["run"]) == (kind, run) and field in line["said"]}
-            ours = said["ours"]
-            lowest = min(said[way][field] for way in ("checkpoint", *PEERS) if way in said)
-            return [(ours[field] / 1e9, (lowest + 2 * ours["input_bytes"]) / 1e9 if lowest else 0)]
+            ours, others = ([line["said"] for way in ways for line in self.of(kind, way)
+                             if line["run"] == run and field in line["said"]]
+                            for ways in (("ours",), ("checkpoint", *PEERS)))
+            most, least = max(said[field] for said in ours), min(said[field] for said in others)
+            return [(most / 1e9, (least + 2 * ours[-1]["input_bytes"]) / 1e9 if least else 0)]
         return []
 
 
-def _is_idle(line: Line) -> bool:
-    """Ours, counted, and nothing left the device: whatever it took is no time of offload."""
+def _of(lines: list[Line], kind: str, way: str, first: bool) -> list[Line]:
+    return [line for line in lines if line["kind"] == kind
+            and line["said"].get("mode") == way and line["said"].get("first", False) == first]
+
+
+def _runs(
+    lines: list[Line], kind: str, ways: tuple[str, ...], first: bool = False
+) -> list[tuple[int, list[list[Line]]]]:
+    """Runs that have all of the ways, the latest one first, and what each way said there: in
+    visits, as single steps in turn have no figures of memory."""
+    found = [[line for line in _of(lines, kind, way, first) if not line["said"].get("turns")]
+             for way in ways]
+    runs = set.intersection(*({line["run"] for line in of_way} for of_way in found))
+    return [(run, [[line["said"] for line in of_way if line["run"] == run] for of_way in found])
+            for run in sorted(runs, reverse=True)]
+
+
+def _is_idle(line: Line, field: str = "out_bytes") -> bool:
+    """Ours, counted, and less left the device than should: whatever it took is no time of offload.
+    What should leave is all layer inputs but the last one; who saves all tensors saves those too. A
+    line that does not say how many there are is idle where nothing left."""
     said = line["said"]
-    return (said.get("mode", "").startswith("ours") and said.get("out_bytes") == 0
-            and line["kind"] not in MAY_STAY)
+    moved, should = said.get(field), _should(said)
+    if not said.get("mode", "").startswith("ours") or moved is None or line["kind"] in MAY_STAY:
+        return False
+    return moved == 0 or moved < MOVED_MIN * should
+
+
+def _should(said: Line) -> float:
+    """Bytes that should leave in a step, or 0 where the line does not say."""
+    return max(said.get("applications", 0) - 1, 0) * said.get("input_bytes", 0)
+
+
+def _how_much(said: Line, field: str) -> str:
+    if not said[field]:
+        return "nothing"
+    return f"{100 * said[field] / _should(said):.1f} % of what should"
 
 
 def _moved_as_much(ours: Line, theirs: Line) -> bool:
@@ -102,22 +155,30 @@ def _moved_as_much(ours: Line, theirs: Line) -> bool:
 def left_out(lines: list[Line]) -> list[str]:
     """What was measured and is in no figure, and why."""
     known, found = Lines(lines), []
+    _figures(known)
     for line in lines:
         said, kind = line["said"], line["kind"]
         if line["part"] != PART or not said.get("mode", "").startswith("ours"):
             continue
         beside = (each["said"] for each in known.of(kind, "control") if each["run"] == line["run"])
         if _is_idle(line):
-            found.append(f"{kind} {said['mode']}: moved nothing, and is in no figure")
+            what = "no figure of time" if said.get("first") else "no figure"
+            found.append(f"{kind} {said['mode']}: moved {_how_much(said, 'out_bytes')}, "
+                         f"and is in {what}")
+        elif _is_idle(line, "later_out_bytes"):
+            found.append(f"{kind} {said['mode']}: moved {_how_much(said, 'later_out_bytes')} in "
+                         "later steps: how much the first one moved is no figure")
         elif not all(_moved_as_much(said, each) for each in beside):
             found.append(f"{kind} {said['mode']}: moved less than the control: not beside it")
+    found += [f"{PART}.{name}: cut off: run {run} did not go back as often as there, and is not in "
+              "it" for name, run in sorted(known.cut.items())]
     return list(dict.fromkeys(found))
 
 
 def _inputs(lines: Lines, kind: str) -> dict[str, Pairs]:
     """A workload whose layer inputs move."""
-    figures = {f"{kind}.over_control": lines.pairs(kind, "control", "step_seconds"),
-               f"{kind}.over_checkpoint": lines.pairs(kind, "checkpoint", "step_seconds")}
+    figures = {name: lines.pairs(name, theirs) for name, theirs in (
+        (f"{kind}.over_control", "control"), (f"{kind}.over_checkpoint", "checkpoint"))}
     for name, field in (("peak", "peak_bytes"), ("after_forward", "after_forward_bytes")):
         figures[f"{kind}.{name}"] = lines.beside_lowest(kind, field)
     return {**figures, **_first(lines, kind)}
@@ -125,16 +186,17 @@ def _inputs(lines: Lines, kind: str) -> dict[str, Pairs]:
 
 def _first(lines: Lines, kind: str) -> dict[str, Pairs]:
     """First steps of a workload whose layer inputs move."""
-    moved = [(cold["out_bytes"] / 1e9, cold["later_out_bytes"] / 1e9)
-             for cold, in lines.latest(kind, "ours", first=True)]
-    reserved = [(ours["first_step_seconds"], plain["first_step_seconds"])
-                for plain, ours in lines.latest(kind, "checkpoint", "ours-reserved", first=True)]
-    cold = [(ours["first_step_seconds"], plain["first_step_seconds"] + ours["later_out_bytes"]
-             / (made["reserve_bytes"] / made["reserve_seconds"]))
-            for plain, ours, made in lines.latest(kind, "checkpoint", "ours", "ours-reserved",
-                                                  first=True) if made["reserve_bytes"]]
-    return {f"{kind}.first_moved": moved, f"{kind}.first_reserved": reserved,
-            f"{kind}.first_cold": cold}
+    moved, reserved = f"{kind}.first_moved", f"{kind}.first_reserved"
+    cold = f"{kind}.first_cold"
+    return {
+        moved: [(ours["out_bytes"] / 1e9, ours["later_out_bytes"] / 1e9)
+                for ours, in lines.firsts(moved, "ours", began=True)],
+        reserved: [(ours["first_step_seconds"], plain["first_step_seconds"])
+                   for plain, ours in lines.firsts(reserved, "checkpoint", "ours-reserved")],
+        cold: [(ours["first_step_seconds"], plain["first_step_seconds"] + ours["later_out_bytes"]
+                / (made["reserve_bytes"] / made["reserve_seconds"]))
+               for plain, ours, made in lines.firsts(cold, "checkpoint", "ours", "ours-reserved")
+               if made["reserve_bytes"]]}
 
 
 def _saved(lines: Lines, kind: str) -> dict[str, Pairs]:
@@ -147,33 +209,38 @@ def _saved(lines: Lines, kind: str) -> dict[str, Pairs]:
             (said["out_bytes"] / said["link_out_bytes_per_second"]
              + said["in_bytes"] / said["link_in_bytes_per_second"], said["step_seconds"])
             for said in visits]
-        figures[f"{kind}.peak"] = [(visits[-1]["peak_bytes"] / 1e9, SAVED_PEAK_GB_MAX)]
+        latest, = lines.visits(kind, "ours-all")
+        figures[f"{kind}.peak"] = [(_most(latest) / 1e9, SAVED_PEAK_GB_MAX)]
         longest = [said.get("longest_verb_seconds", 0) for said in visits]
         if all(longest):
             figures[f"{kind}.longest_verb"] = [(1e3 * max(longest), LONGEST_VERB_MS_MAX)]
-    figures[f"{kind}.first"] = [
-        (said["first_step_seconds"], said["later_step_seconds"])
-        for said, in lines.latest(kind, "ours-all-reserved-warm", first=True)]
+    first = f"{kind}.first"
+    figures[first] = [(said["first_step_seconds"], said["later_step_seconds"])
+                      for said, in lines.firsts(first, "ours-all-reserved-warm")]
     return figures
 
 
 def _block(lines: Lines, kind: str) -> dict[str, Pairs]:
     """The workload whose memory is nearly all layer inputs."""
-    figures = {f"{kind}.over_checkpoint": lines.pairs(kind, "checkpoint", "step_seconds")}
-    if both := lines.last(kind, "ours", "checkpoint"):
+    over = f"{kind}.over_checkpoint"
+    figures = {over: lines.pairs(over, "checkpoint")}
+    if both := lines.visits(kind, "ours", "checkpoint"):
         ours, plain = both
-        figures[f"{kind}.peak"] = [(ours["peak_bytes"] / 1e9, plain["peak_bytes"] / 1e9)]
+        most, least = _most(ours), min(said["peak_bytes"] for said in plain)
+        figures[f"{kind}.peak"] = [(most / 1e9, least / 1e9)]
         # All inputs but the last one, which stays.
-        predicted = (ours["applications"] - 1) * ours["input_bytes"]
-        less = plain["peak_bytes"] - ours["peak_bytes"]
-        figures[f"{kind}.freed"] = [(less / 1e9, predicted / 1e9)]
+        figures[f"{kind}.freed"] = [((least - most) / 1e9, _should(ours[-1]) / 1e9)]
     return figures
 
 
+def _most(visits: list[Line]) -> float:
+    return max(said["peak_bytes"] for said in visits)
+
+
 def _others(lines: Lines) -> dict[str, Pairs]:
-    figures: dict[str, Pairs] = {
-        "sharded-1.7b.over_control": lines.pairs("sharded-1.7b", "control", "step_seconds"),
-        "gathers.over_raw": lines.pairs("gathers", "raw", "gather_seconds")}
+    sharded, raw = "sharded-1.7b.over_control", "gathers.over_raw"
+    figures: dict[str, Pairs] = {sharded: lines.pairs(sharded, "control"),
+                                 raw: lines.pairs(raw, "raw", "gather_seconds")}
     for host in lines.last("host", "ours-all"):
         if host.get("pair_microseconds", 0) <= 0:
             # The noise was more than the time.
@@ -181,7 +248,7 @@ def _others(lines: Lines) -> dict[str, Pairs]:
         figures["host.pair"] = [(host["pair_microseconds"], HOST_PAIR_MICROSECONDS_MAX)]
     for lengths in lines.last("lengths", "ours"):
         figures["lengths.over_fixed"] = [(lengths["mixed_seconds"], lengths["fixed_seconds"])]
-        plain = (lines.last("lengths", "checkpoint", "ours") or [{}])[0]
+        plain, *_ = lines.last("lengths", "checkpoint", "ours") or [{}]
         for name in ("reserved", "pinned", "resident"):
             tenth, growth = lengths["held_tenth"][name], f"{name}_growth_bytes"
             if tenth:
@@ -193,10 +260,14 @@ def _others(lines: Lines) -> dict[str, Pairs]:
 
 def figures(lines: list[Line]) -> dict[str, Pairs]:
     """All figures there are, by name; pairs with a zero are none."""
-    known = Lines(lines)
+    return _figures(Lines(lines))
+
+
+def _figures(known: Lines) -> dict[str, Pairs]:
+    short = "short-0.6b.over_checkpoint"
     found = {**_inputs(known, "inputs-1.7b"), **_inputs(known, "inputs-8b"),
-             **_saved(known, "saved-0.6b"), **_block(known, "block-64"), **_others(known)}
-    found["short-0.6b.over_checkpoint"] = known.pairs("short-0.6b", "checkpoint", "step_seconds")
+             **_saved(known, "saved-0.6b"), **_block(known, "block-64"), **_others(known),
+             short: known.pairs(short, "checkpoint")}
     whole = {name: [pair for pair in pairs if all(pair)] for name, pairs in found.items()}
     return {f"{PART}.{name}": pairs for name, pairs in sorted(whole.items()) if pairs}
 
@@ -219,11 +290,13 @@ def judge(folder: Path) -> dict[str, Pairs]:
     lines = [line for line in read(path)
              if line["part"] != PART or "figure" not in line["said"]]
     # None, where every way was skipped, which was said.
-    found = figures(lines)
-    measured = Lines(lines).lines
+    known = Lines(lines)
+    found = _figures(known)
     for name, pairs in found.items():
         kind = name.removeprefix(f"{PART}.").rsplit(".", 1)[0]
-        source = _source([line for line in measured if line["kind"] == kind], name, pairs)
+        of_kind = ([line for line in each if line["kind"] == kind]
+                   for each in (known.lines, known.began))
+        source = _source(next(filter(None, of_kind)), name, pairs)
         said = {"figure": name, "simulated": source["said"]["simulated"], "pairs": pairs}
         lines.append({**source, "kind": "", "said": said})
     if lines:
@@ -261,7 +334,11 @@ def rows(found: dict[str, Pairs]) -> list[tuple[str, ...]]:
 def main(words: list[str]) -> None:
     if len(words) != 1 or not Path(words[0], "runs.jsonl").is_file():
         raise Wrong("names one folder, with the runs.jsonl that steps.py left there")
-    for row in rows(judge(Path(words[0]))):
+    folder = Path(words[0])
+    table = rows(judge(folder))
+    for text in left_out(read(folder / "runs.jsonl")):
+        print(text)
+    for row in table:
         name, *rest = row
         print(name.ljust(34), *(cell.ljust(12) for cell in rest))
 

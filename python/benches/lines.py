@@ -1,16 +1,19 @@
 """The lines of a folder: read whole or refused, written anew so that none is ever lost.
 
-What it is: runs.jsonl as a list, and a program whose refusals are one line each.
+What it is: runs.jsonl as a list, lines that are added to it whole, and a program whose refusals are
+one line each.
 Invariant: a file that is written anew is the old one or the new one at any moment, whatever ends
 the program; a line that no run leaves is named, and nothing is measured beside it.
 
     runs.jsonl --read--> lines --replace--> runs.jsonl.new --renamed--> runs.jsonl
 
-Who may call it: output.py, judge.py; program() whoever is run by people.
+Who may call it: output.py, judge.py; whoever has something to say that is Wrong; program() whoever
+is run by people.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -52,15 +55,36 @@ def replace(path: Path, lines: list[Line]) -> None:
         new.write_text("".join(json.dumps(line) + "\n" for line in lines))
         os.replace(new, path)
     except OSError as error:
+        # Half of it would only take more of a disk that is full.
+        with contextlib.suppress(OSError):
+            new.unlink()
         raise Wrong(f"{path}: {error.strerror}") from error
 
 
-def program(main: Callable[[list[str]], None], name: str) -> None:
-    """Runs it with the words of the command line; what is wrong, and an interruption, is a line."""
+def add(path: Path, text: str) -> None:
+    """Adds whole lines, or none of them: half a line would have every later run refuse the folder.
+    Raises Wrong."""
+    whole = None
+    try:
+        whole = path.stat().st_size if path.exists() else 0
+        with path.open("a") as file:
+            file.write(text)
+    except OSError as error:
+        if whole is not None:
+            with contextlib.suppress(OSError):
+                os.truncate(path, whole)
+        raise Wrong(f"{path}: {error.strerror}") from error
+
+
+def program(
+    main: Callable[[list[str]], None], name: str, kept: str = "what was measured is kept"
+) -> None:
+    """Runs it with the words of the command line; what is wrong, and an interruption, is a line,
+    the latter with what is kept then."""
     try:
         main(sys.argv[1:])
     except Wrong as wrong:
         sys.exit(f"{name}: {wrong}")
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; what was measured is kept", file=sys.stderr)
+        print(f"{name}: interrupted; {kept}", file=sys.stderr)
         sys.exit(130)

@@ -2,9 +2,10 @@
 
 What it is: OUT/machine.txt, OUT/runs.jsonl, OUT/all.log, in the form that tools/measure.sh leaves.
 What it is not: a judgement; benches/results/required.json says what is asked.
-Invariant: each line is written when it is known, so that a run that is cut short keeps it; a folder
-is of one commit, and one run at a time writes into it; times of a CPU are marked as simulated, and
-no tool takes them for figures.
+Invariant: each line is written when it is known, so that a run that is cut short keeps it, and
+whole, so that a later run can read it; where a disk takes no more that is Wrong. A folder is of one
+commit, and one run at a time writes into it; times of a CPU are marked as
+simulated, and no tool takes them for figures.
 
     record(workload, way, figures) --> runs.jsonl          say(text) --> screen, all.log
 
@@ -13,6 +14,7 @@ Who may call it: steps.py and sharded_steps.py.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -20,13 +22,14 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from judge import judge, left_out, rows
-from lines import Wrong, read
+from lines import Wrong, add, read
 
 PART = "torch"
 
@@ -113,21 +116,26 @@ class Output:
         return "\n".join(lines) + "\n"
 
     def say(self, text: str = "") -> None:
-        """Prints now, and keeps."""
-        print(text, flush=True)
-        with self._log.open("a") as log:
-            log.write(text + "\n")
+        """Prints now, and keeps. Raises Wrong."""
+        try:
+            print(text, flush=True)
+        except OSError as error:
+            # What it holds back would fail once more, when the interpreter ends.
+            with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            raise Wrong(f"standard output: {error.strerror}") from error
+        add(self._log, text + "\n")
 
     def record(self, workload: str, way: str, figures: dict[str, Any]) -> None:
-        """Keeps one line of figures."""
+        """Keeps one line of figures. Raises Wrong."""
         said = {"mode": way, "simulated": self.device.type != "cuda", **figures}
         line = {"part": PART, "kind": workload, "run": self.run, "command": self.command,
                 "commit": self._commit, "said": said}
-        with self._runs.open("a") as runs:
-            runs.write(json.dumps(line) + "\n")
+        add(self._runs, json.dumps(line) + "\n")
 
     def judged(self) -> None:
-        """Makes the figures of all lines in the folder, and shows them beside what is asked."""
+        """Makes the figures of all lines in the folder, and shows them beside what is asked; at the
+        end of a run that came to its end. Raises Wrong."""
         table = rows(judge(self.folder))
         for text in left_out(read(self._runs)):
             self.say(text)

@@ -8,22 +8,27 @@ Each rank trains Qwen3-1.7B's shape, 8 x 2048, each layer sharded and checkpoint
 offload, with the same bytes copied raw beside it, and with ours. A step takes as long as its
 slowest rank. Then passes of 20 all-gathers alone, beside raw copies out, and beside ours. The part
 ``turns`` takes the steps one by one in turn, ``--rounds`` there and back, for less than a percent.
-``--scale small`` on CPUs with gloo tries the script itself; such times are no figures.
+``--scale small`` on CPUs with gloo tries the script itself; such times are no figures. A pass of
+gathers whose copies were over before the last gather is left out, in all ways; where those are more
+than a tenth, gathers have no figure. Ranks end with the process that started them, however it does.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
+import contextlib
+import ctypes
 import dataclasses
 import datetime
 import gc
 import os
 import shlex
+import signal
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,13 +37,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from clock import clean, interval, ratio, visit, wait
-from lines import program
+from lines import Wrong, program
 from output import Output, gigabytes, percent
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from turns import attached, rounds_of, say
 from ways import WAYS, Missing, OursAll, load, versions
-from workloads import WORKLOADS, Built, Workload, build
+from workloads import WORKLOADS, Built, Workload, build, transformers_of
 
 NAME = "sharded-1.7b"
 ORDER = ("checkpoint", "control", "ours")
@@ -46,6 +51,8 @@ GATHERS = 20
 # Passes of 20 all-gathers in each way, and gathers before each pass.
 PASSES = 60
 WARMING = 200
+# Of passes, those that may be left out.
+EARLY_MAX = 0.1
 
 
 def workload() -> Workload:
@@ -66,7 +73,9 @@ def sharded(device: torch.device, small: bool) -> Built:
     return built
 
 
-def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
+def rank_main(rank: int, options: argparse.Namespace, folder: str, wrong: Any) -> None:
+    """What a rank does; what is Wrong goes to the one who started it, by ``wrong``."""
+    end_with(options.parent)
     on_gpu = options.kind == "cuda"
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -76,8 +85,8 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", options.ranks)
     dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank,
                             world_size=options.ranks, timeout=datetime.timedelta(seconds=300))
-    output = Output(options.out, device, options.command) if rank == 0 else None
     try:
+        output = Output(options.out, device, options.command) if rank == 0 else None
         if "steps" in options.parts or "turns" in options.parts:
             built = sharded(device, options.small)
             for part, run in (("steps", steps), ("turns", turns)):
@@ -86,6 +95,10 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
             del built
         if "gathers" in options.parts:
             gathers(device, options, output)
+    except Wrong as error:
+        # At once: the others wait for this one within a collective, until they are ended.
+        wrong.put(str(error))
+        os._exit(1)
     finally:
         # A model is a cycle that holds the group, whose threads would outlive its end.
         gc.collect()
@@ -95,6 +108,52 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def end_with(parent: int) -> None:
+    """Has this process end when the one that started it does, of whatever."""
+    if sys.platform == "linux":
+        # PR_SET_PDEATHSIG. torch asks for SIGINT, which is ignored by who was started in the
+        # background, and not heard by who waits within a collective.
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        # It ended before that.
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def told_to_end() -> Iterator[None]:
+    """A SIGTERM within is an exit, on whose way ranks and folders are cleaned up."""
+
+    def leave(*_: Any) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_ranks(options: argparse.Namespace) -> None:
+    """Runs all ranks to their end, or ends them. Raises Wrong."""
+    options.parent = os.getpid()
+    wrong = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder, told_to_end():
+        ranks = torch.multiprocessing.spawn(
+            rank_main, (options, folder, wrong), nprocs=options.ranks, join=False)
+        try:
+            while not ranks.join():
+                pass
+        except (torch.multiprocessing.ProcessRaisedException,
+                torch.multiprocessing.ProcessExitedException):
+            if not wrong.empty():
+                raise Wrong(wrong.get()) from None
+            raise
+        finally:
+            for process in ranks.processes:
+                process.kill()
+                process.join()
 
 
 def meet(device: torch.device) -> None:
@@ -137,7 +196,8 @@ def steps(
                 output.record(NAME, name, {
                     "step_seconds": median, "all_seconds": seconds, "peak_bytes": peak,
                     "after_forward_bytes": after, "out_bytes": one.out_bytes, "round": turn,
-                    "in_bytes": one.in_bytes, "versions": versions(), **says})
+                    "in_bytes": one.in_bytes, "input_bytes": built.input_bytes,
+                    "applications": built.applications, "versions": versions(), **says})
                 output.say(f"{NAME} {name}: {median:.4f} s, peak {gigabytes(peak)} GB, "
                            f"after forward {gigabytes(after)} GB")
     if output:
@@ -176,7 +236,7 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
     """Seconds of 20 all-gathers behind a chain of kernels that saves tensors: plainly, while those
     tensors are copied out raw, and while they leave through ours; each to a place of its own. Ours
     has a window that all of them fit in, so that both copy long past the last gather; a pass in
-    which they did not is no figure."""
+    which one did not is left out."""
     on_gpu = device.type == "cuda"
     numel = (1 << 10) if options.small else (16 << 20)
     links = 8 if options.small else 96
@@ -213,9 +273,9 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
     except Missing:
         window = None
     ours = OursAll(device, window)
-    # Of each pass, what left for ours; and of each way, passes whose copies were over too early.
+    # Of each pass, what left for ours; and whether copies of some way were over too early.
     left: list[int] = []
-    early = collections.Counter[str]()
+    early: list[float] = []
 
     def timed(name: str, context: Any, beside: Any) -> float:
         before = ours.moved()[0] if name == "ours" else 0
@@ -248,7 +308,7 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
             wait(device)
             copied = time.perf_counter() - began - seconds
             if on_gpu and name != "alone" and copied < 0.001:
-                early[name] += 1
+                early[-1] = 1
         del values
         return seconds
 
@@ -263,21 +323,36 @@ def gathers(device: torch.device, options: argparse.Namespace, output: Output | 
         if output:
             output.say(f"gathers ours: skipped: {missing}")
     for turn in range(2 + (4 if options.small else PASSES)):
-        if turn == 2:
-            # The first two warm up.
-            early.clear()
+        early.append(0)
         for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
             found.setdefault(name, []).append(timed(name, *ways[name]))
-    for name, passes_early in early.items():
-        raise RuntimeError(f"gathers {name}: in {passes_early} passes the copies were over first")
-    for name, values in found.items():
-        passes = slowest(values[2:], device)
-        if output:
-            output.say(f"gathers {name}: {statistics.median(passes) * 1e3:.2f} ms")
-            moved = {"ours": left[2:], "raw": [leaving] * len(passes)}.get(name, [0] * len(passes))
-            for nth, (seconds, out) in enumerate(zip(passes, moved, strict=True)):
-                output.record("gathers", name, {
-                    "gather_seconds": seconds, "round": nth, "out_bytes": out})
+    # The first two warm up.
+    gathered({name: slowest(values[2:], device) for name, values in found.items()},
+             slowest(early[2:], device), {"ours": left[2:], "raw": [leaving] * len(early)}, output)
+
+
+def gathered(
+    found: dict[str, list[float]], early: list[float], moved: dict[str, list[int]],
+    output: Output | None,
+) -> None:
+    """Says and keeps the passes in which no copy was over early on any rank, in all ways alike:
+    a pass of one way is beside the same one of another."""
+    if output is None:
+        return
+    count, whole = len(early), [nth for nth, is_early in enumerate(early) if not is_early]
+    if len(whole) < count:
+        output.say(f"gathers: in {count - len(whole)} of {count} passes copies were over before "
+                   "the gathers: left out")
+    if count - len(whole) > EARLY_MAX * count:
+        output.say("gathers: more than a tenth of the passes: no figure")
+        return
+    for name, seconds in found.items():
+        median = statistics.median(seconds[nth] for nth in whole)
+        output.say(f"gathers {name}: {median * 1e3:.2f} ms")
+        for nth in whole:
+            output.record("gathers", name, {
+                "gather_seconds": seconds[nth], "round": nth,
+                "out_bytes": moved[name][nth] if name in moved else 0})
 
 
 def main(words: list[str]) -> None:
@@ -310,13 +385,15 @@ def main(words: list[str]) -> None:
     if options.kind == "cpu" and not options.small:
         parser.error("no GPU here: CPUs run --scale small only")
     options.command = shlex.join(["sharded_steps.py", *words])
+    if options.parts != ["gathers"]:
+        transformers_of()
     # Whether anything can be kept there is known before the ranks begin; rank 0 writes.
     output = Output(options.out, torch.device(options.kind), options.command)
     output.close()
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(rank_main, (options, folder), nprocs=options.ranks)
+    run_ranks(options)
     output.judged()
 
 
 if __name__ == "__main__":
-    program(main, "sharded_steps.py")
+    program(main, "sharded_steps.py", kept="what was measured is kept; of the parts turns and "
+            "gathers only what had come to its end")

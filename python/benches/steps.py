@@ -4,7 +4,8 @@
     steps.py [--workloads A,B] [--ways X,Y] [--parts A,B] [--steps 20]
              [--rounds 4] [--scale full|small] [--device auto|cpu|cuda:0] [--out FOLDER]
 
-    first    the first step of each way, each in a process of its own
+    first    the first step of each way, each in a process of its own, there and back, behind one
+             process that is not counted
     steps    all ways of a workload in turn, there and back (A B B A), in one process
     turns    single steps in turn (A B C C B A), of ways that leave the model as it is; resolves
              less than a percent. Not among the parts without --parts.
@@ -14,7 +15,11 @@
 Prints what it has as it goes, at last three tables: first steps, steps, and the figures beside what
 is asked of them. Adds lines to FOLDER/runs.jsonl, which tools/figures.py takes. TRL and DeepSpeed
 are skipped aloud where they are not installed; peers.sh fetches them where there is no network.
-``--scale small`` on a CPU tries the script itself; such times are marked, and are no figures.
+"pinned GB" of ours is the pool of this process, which never shrinks: a workload shows what those
+before it took, too, and what it takes itself where it is run alone.
+``--scale small`` on a CPU tries the script itself; such times are marked, and are no figures. A run
+that is interrupted keeps what it has measured, and judges nothing; judge.py does, and leaves out
+what was not visited as often back as there.
 Two GPUs: sharded_steps.py. judge.py makes the figures that are asked for, of all lines in a folder.
 """
 
@@ -34,13 +39,13 @@ from typing import Any
 
 import torch
 from clock import Visit, clean, clean_host, interval, ratio, visit
-from lines import program
+from lines import Wrong, program
 from memory import pack_pairs, ten_lengths
 from output import Output, gigabytes, percent
 from raw import link_bytes_per_second
 from turns import turns_of
 from ways import WAYS, Missing, versions
-from workloads import WORKLOADS, Workload, build
+from workloads import WORKLOADS, Workload, build, transformers_of
 
 PARTS = ("first", "steps", "host", "lengths")
 MORE_PARTS = ("turns",)
@@ -142,7 +147,7 @@ def add_row(
     table.add(
         workload.name, name, f"{median:.4f}", f"{low:.4f} {high:.4f}", over, between,
         gigabytes(max(each.peak_bytes for each in visits)),
-        gigabytes(statistics.median(each.after_forward_bytes for each in visits)),
+        gigabytes(max(each.after_forward_bytes for each in visits)),
         gigabytes(out), gigabytes(back), gigabytes(says.get("pinned_bytes", 0)),
         f"{min(min(each.host_seconds) for each in visits):.4f}", share)
 
@@ -150,23 +155,20 @@ def add_row(
 def first_of(workload: Workload, options: argparse.Namespace, output: Output, table: Table) -> None:
     """First steps; each way in a fresh process, before this one takes memory of the device.
 
-    There and back: the first process of a machine reads libraries and kernels from its disk, and of
-    two pairs the worse one counts.
+    There and back, of two pairs the worse one counts; and behind a process that nobody counts: the
+    first one of a machine reads libraries and kernels from its disk, for seconds, which are no part
+    of its way.
     """
     names = [name for name in workload.first if name.partition("-reserved")[0] in options.ways]
     if not names:
         output.say(f"{workload.name}: skipped: no first steps are measured of it in these ways")
+        return
+    # Without offload: it runs wherever one of the others does.
+    warm = in_a_process(workload, workload.first[0], options)
+    output.say(f"{workload.name} {workload.first[0]}: one process to warm up, not counted"
+               + (f": {warm['missing']}" if "missing" in warm else ""))
     for name in names + names[::-1]:
-        command = [sys.executable, str(Path(__file__).with_name("first.py")), workload.name, name,
-                   str(options.device), "small" if options.small else "full"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode or not lines:
-            why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            output.say(f"{workload.name} {name}: first step not measured: {why}")
-            output.record(workload.name, name, {"first": True, "missing": why})
-            continue
-        said = json.loads(lines[-1])
+        said = in_a_process(workload, name, options)
         output.record(workload.name, name, {"first": True, **said})
         if "missing" in said:
             output.say(f"{workload.name} {name}: skipped: {said['missing']}")
@@ -177,6 +179,18 @@ def first_of(workload: Workload, options: argparse.Namespace, output: Output, ta
                   f"{said['second_step_seconds']:.3f}", gigabytes(said["out_bytes"]),
                   gigabytes(said["pinned_bytes"]), f"{reserve:.3f}" if reserve else "-",
                   f"{said['engine_seconds']:.3f}" if said["engine_seconds"] else "-")
+
+
+def in_a_process(workload: Workload, name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What first.py says of a way; {"missing": why} where that is nothing."""
+    command = [sys.executable, str(Path(__file__).with_name("first.py")), workload.name, name,
+               str(options.device), "small" if options.small else "full"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return {"missing": f"first step not measured: {why}"}
+    return json.loads(lines[-1])
 
 
 def options_of(words: list[str]) -> argparse.Namespace:
@@ -199,7 +213,8 @@ def options_of(words: list[str]) -> argparse.Namespace:
                         help="such as ours-wrapper, which no workload runs by itself")
     parser.add_argument("--parts", type=names(PARTS + MORE_PARTS), default=list(PARTS))
     parser.add_argument("--steps", type=int, default=20, help="timed steps of each way, at least")
-    parser.add_argument("--rounds", type=int, default=4, help="visits to each way")
+    parser.add_argument("--rounds", type=int, default=4,
+                        help="visits to each way; of an odd number times are no figures")
     parser.add_argument("--warm", type=int, default=2, help="steps before those, in each visit")
     parser.add_argument("--scale", choices=("full", "small"), default="full")
     parser.add_argument("--device", default="auto")
@@ -243,33 +258,55 @@ def fitting(name: str, output: Output, part: Callable[..., None], *arguments: An
     torch.cuda.empty_cache()
 
 
+def measured(
+    options: argparse.Namespace, output: Output, tables: list[Table], began: float
+) -> None:
+    """All parts of all workloads."""
+    for workload in [WORKLOADS[name] for name in options.workloads]:
+        output.say(f"== {workload.name}: {workload.about}")
+        if "first" in options.parts:
+            first_of(workload, options, output, tables[0])
+        if "steps" in options.parts:
+            fitting(workload.name, output, steps_of, workload, options, output, tables[1])
+        if "turns" in options.parts:
+            fitting(workload.name, output, turns_of, workload, options, output)
+        output.say(f"-- {time.perf_counter() - began:.0f} s since the start")
+    if "host" in options.parts:
+        fitting("host", output, pack_pairs, options, output)
+    if "lengths" in options.parts:
+        fitting("lengths", output, ten_lengths, options, output)
+
+
 def main(words: list[str]) -> None:
     options = options_of(words)
+    if set(options.parts) != {"host"}:
+        # Now, and in one line; every workload would say it.
+        transformers_of()
     if options.device.type == "cpu":
         torch.set_num_threads(1)
     output = Output(options.out, options.device, shlex.join(["steps.py", *words]))
     began = time.perf_counter()
     tables = [Table(output, FIRST_HEAD), Table(output, HEAD)]
-    chosen = [WORKLOADS[name] for name in options.workloads]
-    try:
-        for workload in chosen:
-            output.say(f"== {workload.name}: {workload.about}")
-            if "first" in options.parts:
-                first_of(workload, options, output, tables[0])
-            if "steps" in options.parts:
-                fitting(workload.name, output, steps_of, workload, options, output, tables[1])
-            if "turns" in options.parts:
-                fitting(workload.name, output, turns_of, workload, options, output)
-            output.say(f"-- {time.perf_counter() - began:.0f} s since the start")
-        if "host" in options.parts:
-            fitting("host", output, pack_pairs, options, output)
-        if "lengths" in options.parts:
-            fitting("lengths", output, ten_lengths, options, output)
-    finally:
+
+    def ended(judge: bool) -> None:
         for table in tables:
             table.end()
-        output.judged()
+        if judge:
+            output.judged()
         output.say(f"-- {time.perf_counter() - began:.0f} s in all; lines in {output.folder}")
+
+    try:
+        measured(options, output, tables, began)
+    except Wrong:
+        # Such as a disk that takes no more: there is nowhere to say anything further.
+        raise
+    except BaseException:
+        # What was not measured to its end is not judged.
+        ended(judge=False)
+        raise
+    else:
+        ended(judge=True)
+    finally:
         output.close()
 
 

@@ -4,8 +4,8 @@ What it is: ``A B C C B A`` of single steps, in which a machine that speeds up o
 same to all; a figure is the mean of a way's two steps in one round.
 What it is not: a measure of memory; ways that change the model cannot take turns at it.
 Invariant: nothing is waited for between two steps, as in clock.py, and so no time is known before
-the last of them; what a way leaves under way at its step's end is little: no way copies anything
-after its last layer.
+the last of them, or before an interruption, which keeps the rounds that were whole; what a way
+leaves under way at its step's end is little: no way copies anything after its last layer.
 
     round: event, A, event, B, event, C, event, C, event, B, event, A, event
 
@@ -71,42 +71,74 @@ def rounds_of(
     slowest: Callable[[list[float], torch.device], list[float]] | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of a step by way and round, of ways that are attached. What is said of them goes to
-    ``output``; where several ranks step together, ``slowest`` takes of each step the longest."""
+    ``output``, of an interruption the rounds before it; where several ranks step together,
+    ``slowest`` takes of each step the longest, and who is interrupted has nothing to say: the
+    others do not answer."""
     for way in ways.values():
         for _ in range(max(options.warm, 1)):
             step(built, way)
-    order = [*ways, *reversed(ways)]
-    before = {name: way.moved() for name, way in ways.items()}
-    seconds = _timed(built, [ways[name] for name in order] * options.rounds, device)
-    if slowest is not None:
-        seconds = slowest(seconds, device)
-    moved = {name: [(now - then) / (2 * options.rounds)
-                    for now, then in zip(way.moved(), before[name], strict=True)]
-             for name, way in ways.items()}
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(options.rounds):
-        of_round = seconds[turn * len(order):][:len(order)]
-        for name in ways:
-            there_and_back = [took for one, took in zip(order, of_round, strict=True)
+    wait(device)
+    rounds = Rounds(ways, device)
+    try:
+        for _ in range(options.rounds):
+            rounds.once(built)
+    except (KeyboardInterrupt, torch.OutOfMemoryError):
+        if slowest is None:
+            recorded(built, rounds, rounds.marks.seconds(), output, name_of)
+        raise
+    seconds = rounds.marks.seconds()
+    rounds.look()
+    return recorded(built, rounds, seconds if slowest is None else slowest(seconds, device),
+                    output, name_of)
+
+
+class Rounds:
+    """Rounds of single steps there and back, one after another, and what moved in the whole
+    ones."""
+
+    def __init__(self, ways: dict[str, Any], device: torch.device) -> None:
+        self.ways, self.order = ways, [*ways, *reversed(ways)]
+        self.done = 0
+        self.look()
+        self._before = self._after
+        self.marks = Marks(device)
+        self.marks.mark()
+
+    def once(self, built: Any) -> None:
+        for name in self.order:
+            step(built, self.ways[name])
+            self.marks.mark()
+        self.look()
+        self.done += 1
+
+    def look(self) -> None:
+        """What has moved by now."""
+        self._after = {name: way.moved() for name, way in self.ways.items()}
+
+    def moved(self, name: str) -> list[float]:
+        """Bytes out and in of one step of a way."""
+        return [(now - then) / (2 * self.done) for now, then in zip(
+            self._after[name], self._before[name], strict=True)]
+
+
+def recorded(
+    built: Any, rounds: Rounds, seconds: list[float], output: Output | None, name_of: str
+) -> dict[str, list[float]]:
+    """Mean seconds of a step by way and whole round, which ``output`` keeps."""
+    found: dict[str, list[float]] = {name: [] for name in rounds.ways}
+    for turn in range(rounds.done):
+        of_round = seconds[turn * len(rounds.order):][:len(rounds.order)]
+        for name, way in rounds.ways.items():
+            there_and_back = [took for one, took in zip(rounds.order, of_round, strict=True)
                               if one == name]
             found[name].append(statistics.mean(there_and_back))
             if output is not None:
+                out, back = rounds.moved(name)
                 output.record(name_of, name, {
                     "step_seconds": found[name][-1], "round": turn, "turns": True,
-                    "out_bytes": moved[name][0], "in_bytes": moved[name][1],
-                    "versions": versions(), **ways[name].says()})
+                    "out_bytes": out, "in_bytes": back, "input_bytes": built.input_bytes,
+                    "applications": built.applications, "versions": versions(), **way.says()})
     return found
-
-
-def _timed(built: Any, ways: list[Any], device: torch.device) -> list[float]:
-    """Seconds of each step, of those ways one after another."""
-    wait(device)
-    marks = Marks(device)
-    marks.mark()
-    for way in ways:
-        step(built, way)
-        marks.mark()
-    return marks.seconds()
 
 
 def say(workload: str, found: dict[str, list[float]], output: Output) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lines import Wrong
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -113,7 +114,7 @@ WORKLOADS = {
 
 
 def build(workload: Workload, device: torch.device, small: bool) -> Built:
-    """Makes the model on the device; in training mode, bf16, with random weights."""
+    """Makes the model on the device; in training mode, bf16, with random weights. Raises Wrong."""
     shape = workload.shape.small() if small else workload.shape
     torch.manual_seed(0)
     if isinstance(shape, Block64):
@@ -121,9 +122,18 @@ def build(workload: Workload, device: torch.device, small: bool) -> Built:
     return _qwen3(shape, device, workload.checkpointed)
 
 
-def _qwen3(shape: Qwen3, device: torch.device, checkpointed: bool) -> Built:
-    import transformers
+def transformers_of() -> Any:
+    """transformers, which has the layers of all models. Raises Wrong."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise Wrong(f"every model here is made of transformers, which cannot be imported: {error}: "
+                    "pip install transformers") from error
+    return transformers
 
+
+def _qwen3(shape: Qwen3, device: torch.device, checkpointed: bool) -> Built:
+    transformers = transformers_of()
     config = transformers.Qwen3Config(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
         intermediate_size=shape.feed_forward, num_attention_heads=shape.heads,
@@ -157,6 +167,7 @@ def enable_checkpointing(model: Any) -> None:
 
 
 def _block_64(shape: Block64, device: torch.device) -> Built:
+    transformers_of()
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     class Block(GradientCheckpointingLayer):

@@ -43,19 +43,20 @@ def test_single_steps_in_turn_count_before_visits_and_name_their_own_command(tmp
 
 def test_visits_count_where_only_one_of_two_ways_took_turns():
     """A later run of fewer ways in turn took the figure of those that it left out away."""
-    lines = [*visits("inputs-1.7b", "ours", [9.0]), *visits("inputs-1.7b", "control", [1.0])]
+    lines = [*visits("inputs-1.7b", "ours", [9.0, 8.0]),
+             *visits("inputs-1.7b", "control", [1.0, 2.0])]
     lines.insert(0, line("inputs-1.7b", "ours", step_seconds=2.0, turns=True))
-    assert judge.figures(lines) == {"torch.inputs-1.7b.over_control": [(9.0, 1.0)]}
+    assert judge.figures(lines) == {"torch.inputs-1.7b.over_control": [(9.0, 1.0), (8.0, 2.0)]}
 
 
 def test_a_figure_of_visits_names_theirs_where_one_way_took_turns_later(tmp_path):
     kind = "inputs-1.7b"
-    lines = [*visits(kind, "ours", [9.0]), *visits(kind, "control", [1.0])]
+    lines = [*visits(kind, "ours", [9.0, 9.0]), *visits(kind, "control", [1.0, 1.0])]
     lines.append({**line(kind, "ours", step_seconds=2.0, turns=True), "command": "in turn"})
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     judge.judge(tmp_path)
     said = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[-1])
-    assert said["said"]["pairs"] == [[9.0, 1.0]] and said["command"] == "c"
+    assert said["said"]["pairs"] == 2 * [[9.0, 1.0]] and said["command"] == "c"
 
 
 @pytest.mark.parametrize("kind, theirs, field", [
@@ -63,10 +64,12 @@ def test_a_figure_of_visits_names_theirs_where_one_way_took_turns_later(tmp_path
     ("sharded-1.7b", "control", "step_seconds"), ("gathers", "raw", "gather_seconds")])
 def test_ours_that_moved_nothing_is_in_no_figure(kind, theirs, field):
     """To keep everything on the device is faster than any offload, and slows no all-gather."""
-    lines = [line(kind, "ours", out_bytes=0, **{field: 1.0}), line(kind, theirs, **{field: 1.0})]
+    lines = [line(kind, way, **({"out_bytes": 0} if way == "ours" else {}), **{field: 1.0})
+             for way in ("ours", theirs, theirs, "ours")]
     assert judge.figures(lines) == {}
     assert judge.left_out(lines) == [f"{kind} ours: moved nothing, and is in no figure"]
-    lines[0]["said"]["out_bytes"] = 5
+    for ours in (lines[0], lines[3]):
+        ours["said"]["out_bytes"] = 5
     assert len(judge.figures(lines)) == 1 and judge.left_out(lines) == []
 
 
@@ -80,8 +83,8 @@ def test_ours_that_moved_less_than_the_control_is_not_beside_it():
 
 def test_short_steps_may_stay_on_the_device():
     lines = [line("short-0.6b", way, step_seconds=1.0, out_bytes=0)
-             for way in ("checkpoint", "ours")]
-    assert judge.figures(lines) == {"torch.short-0.6b.over_checkpoint": [(1.0, 1.0)]}
+             for way in ("checkpoint", "ours", "ours", "checkpoint")]
+    assert judge.figures(lines) == {"torch.short-0.6b.over_checkpoint": 2 * [(1.0, 1.0)]}
     assert judge.left_out(lines) == []
 
 
@@ -128,9 +131,10 @@ def test_first_steps_of_two_runs_are_not_compared():
         line("inputs-8b", "ours", run=2, first_step_seconds=1.9, **first),
         line("inputs-8b", "ours-reserved", run=2, first_step_seconds=1.9, reserve_bytes=8e9,
              reserve_seconds=0.5, **first)]
-    assert judge.figures(lines) == {
-        "torch.inputs-8b.first_moved": [(4.0, 4.0)],
-        "torch.inputs-8b.first_reserved": [(2.05, 2.0)]}
+    # Each there and back.
+    assert judge.figures([again for each in lines for again in (each, each)]) == {
+        "torch.inputs-8b.first_moved": 2 * [(4.0, 4.0)],
+        "torch.inputs-8b.first_reserved": 2 * [(2.05, 2.0)]}
 
 
 def test_the_table_has_the_worse_of_two_middle_pairs_and_says_what_is_short():
@@ -171,6 +175,8 @@ def test_a_figure_names_the_command_that_measured_it(tmp_path):
     for which, commands in (("first", lines[:2]), ("steps", lines[2:4]), ("turns", lines[4:])):
         for one in commands:
             one["command"] = which
+    # Back as well as there.
+    lines = lines[:2] + lines
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     judge.judge(tmp_path)
     said = [json.loads(one) for one in (tmp_path / "runs.jsonl").read_text().splitlines()]
@@ -185,9 +191,10 @@ def test_a_run_that_measured_nothing_has_no_figures(tmp_path):
 
 
 def test_pairs_are_of_one_run_and_first_with_first():
-    lines = visits("short-0.6b", "ours", [2.0, 3.0]) + visits("short-0.6b", "checkpoint", [1.0])
+    lines = visits("short-0.6b", "ours", [2.0, 3.0, 4.0, 5.0])
+    lines += visits("short-0.6b", "checkpoint", [1.0, 1.5])
     lines += [line("short-0.6b", "ours", run=2, step_seconds=7.0)]
-    assert judge.figures(lines) == {"torch.short-0.6b.over_checkpoint": [(2.0, 1.0)]}
+    assert judge.figures(lines) == {"torch.short-0.6b.over_checkpoint": [(2.0, 1.0), (3.0, 1.5)]}
 
 
 def test_a_cold_first_step_is_beside_checkpointing_and_the_time_of_pinning():
@@ -197,19 +204,16 @@ def test_a_cold_first_step_is_beside_checkpointing_and_the_time_of_pinning():
         line("inputs-8b", "ours", first_step_seconds=2.1, **first),
         line("inputs-8b", "ours-reserved", first_step_seconds=2.05, reserve_bytes=8e9,
              reserve_seconds=0.5, **first)]
-    found = judge.figures(lines)
-    # 4 GB at 16 GB/s.
-    assert found["torch.inputs-8b.first_cold"] == [(2.1, 2.25)]
-    assert found["torch.inputs-8b.first_reserved"] == [(2.05, 2.0)]
-    assert found["torch.inputs-8b.first_moved"] == [(3.9, 4.0)]
     # Without a rate there is no bound.
-    assert "torch.inputs-8b.first_cold" not in judge.figures(lines[:2])
+    assert "torch.inputs-8b.first_cold" not in judge.figures(lines[:2] + lines[:2])
     # There and back: each round is a pair of its own.
     again = [line("inputs-8b", "ours-reserved", first_step_seconds=2.0, reserve_bytes=8e9,
                   reserve_seconds=1.0, **first),
              line("inputs-8b", "ours", first_step_seconds=2.2, **first),
              line("inputs-8b", "checkpoint", first=True, first_step_seconds=1.9, out_bytes=0)]
     found = judge.figures(lines + again)
+    # 4 GB at 16 GB/s, and at 8 GB/s.
+    assert found["torch.inputs-8b.first_moved"] == 2 * [(3.9, 4.0)]
     assert found["torch.inputs-8b.first_cold"] == [(2.1, 2.25), (2.2, 2.4)]
     assert found["torch.inputs-8b.first_reserved"] == [(2.05, 2.0), (2.0, 1.9)]
 
@@ -225,7 +229,7 @@ def test_the_block_is_judged_by_what_it_frees_of_what_was_predicted():
 
 
 def test_figures_replace_those_made_before(tmp_path):
-    lines = visits("short-0.6b", "ours", [2.0]) + visits("short-0.6b", "checkpoint", [1.0])
+    lines = visits("short-0.6b", "ours", 2 * [2.0]) + visits("short-0.6b", "checkpoint", 2 * [1.0])
     other = {"part": "train", "kind": "", "run": 1, "command": "t", "said": {"figure": "x"}}
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in [*lines, other]))
