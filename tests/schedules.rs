@@ -5,7 +5,7 @@
 //! wrong together, in an order that comes up once in a million runs.
 //!
 //! A million random runs, or as many as `LIGHTERING_SCHEDULES` says, from `LIGHTERING_SEED` on. A
-//! run that fails prints one line that replays it.
+//! run that fails, aborts or does not end prints one line that replays it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
@@ -15,9 +15,13 @@ mod bench;
 mod canonical;
 #[path = "schedules/machine.rs"]
 mod machine;
+#[path = "schedules/parts.rs"]
+mod parts;
 #[path = "schedules/plan.rs"]
 mod plan;
 mod support;
+#[path = "schedules/tally.rs"]
+mod tally;
 #[path = "schedules/verbs.rs"]
 mod verbs;
 
@@ -28,21 +32,10 @@ use lightering::{Bytes, Residency, Shared};
 use machine::{Go, Item, Lost, Machine, insist};
 use plan::{End, Kind, Plan};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::PoisonError;
+use std::time::Instant;
 use support::broken::{self, Fault, is_query};
-
-/// How a run came out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Outcome {
-    /// The device was lost on the way.
-    is_latched: bool,
-    faults_struck: u64,
-    records: u64,
-    digest: u64,
-    happened: [bool; Kind::COUNT],
-}
+use tally::Outcome;
 
 /// So many steps of the device bound a run: nothing is stuck.
 const STEPS_MAX: u64 = 1_000_000;
@@ -72,15 +65,18 @@ fn run(seed: u64, is_told: bool) -> Outcome {
     assert_eq!(world.removals_refused(), 0, "memory was to go that queued work still used");
     let steps = world.now().as_nanos() as u64;
     assert!(steps < STEPS_MAX, "{steps} steps");
-    for kind in plan.kinds() {
-        happened[kind as usize] = true;
+    let mut ordered = [false; Kind::COUNT];
+    for (kind, has_struck) in plan.kinds().zip(world.faults_met()) {
+        ordered[kind as usize] = true;
+        happened[kind as usize] |= has_struck;
     }
-    happened[Kind::TornCopy as usize] = true;
+    happened[Kind::TornCopy as usize] = world.copies_torn() > 0;
     Outcome {
         is_latched,
         faults_struck: world.faults_struck(),
         records: log.records,
         digest: log.digest.0,
+        ordered,
         happened,
     }
 }
@@ -197,10 +193,7 @@ fn told(seed: u64) -> Outcome {
     match catch_unwind(AssertUnwindSafe(|| run(seed, false))) {
         Ok(outcome) => outcome,
         Err(panic) => {
-            println!(
-                "replay: LIGHTERING_SEED={seed} LIGHTERING_SCHEDULES=1 \
-                 cargo test --test schedules replay -- --nocapture"
-            );
+            println!("{}", parts::replay(seed));
             resume_unwind(panic)
         }
     }
@@ -217,127 +210,47 @@ fn replay() {
     }
 }
 
-/// Sums of many runs.
-#[derive(Default)]
-struct Tally {
-    runs: u64,
-    faulty: u64,
-    latched: u64,
-    records: u64,
-    kinds: [u64; Kind::COUNT],
-}
-
-impl Tally {
-    fn add(&mut self, outcome: &Outcome) {
-        self.runs += 1;
-        self.faulty += u64::from(outcome.is_faulty());
-        self.latched += u64::from(outcome.is_latched);
-        self.records += outcome.records;
-        for (count, happened) in self.kinds.iter_mut().zip(outcome.happened) {
-            *count += u64::from(happened);
-        }
-    }
-
-    fn numbers(&mut self) -> impl Iterator<Item = &mut u64> {
-        let sums = [&mut self.runs, &mut self.faulty, &mut self.latched, &mut self.records];
-        sums.into_iter().chain(&mut self.kinds)
-    }
-
-    fn print(&self, first: u64, time: Duration) {
-        let each = time.as_secs_f64() * 1e6 / self.runs as f64;
-        println!(
-            "{} runs from seed {first} in {:.0} s: a run every {each:.0} us, {} records each, \
-             {:.1} % with faults, {} lost their device",
-            self.runs,
-            time.as_secs_f64(),
-            self.records / self.runs,
-            100.0 * self.faulty as f64 / self.runs as f64,
-            self.latched
-        );
-        for (kind, count) in Kind::ALL.iter().zip(self.kinds) {
-            println!("  {:<18} ordered or done in {count} runs", format!("{kind:?}"));
-        }
-    }
-}
-
-impl Outcome {
-    /// Something went wrong in it, ordered of the device or done by the process.
-    fn is_faulty(&self) -> bool {
-        let process = Kind::OF_PROCESS.iter().any(|kind| self.happened[*kind as usize]);
-        self.faults_struck > 0 || process
-    }
-}
-
 /// So many runs where nobody says how many.
 const RUNS: u64 = 1_000_000;
-/// More are made by processes of their own: what a lost device may still touch stays mapped as long
-/// as its process, and each processor takes one.
-const PART_RUNS: u64 = 50_000;
-/// Says that a process makes a part of the runs, and begins the line with its sums.
-const PART: &str = "LIGHTERING_PART";
+const MILLION: &str = "no_schedule_and_no_fault_loses_a_byte_or_leaves_anything_behind";
 
 #[test]
 fn no_schedule_and_no_fault_loses_a_byte_or_leaves_anything_behind() {
     let start = Instant::now();
     let first = number("LIGHTERING_SEED").unwrap_or(0);
     let count = number("LIGHTERING_SCHEDULES").unwrap_or(RUNS);
-    let is_part = std::env::var_os(PART).is_some();
-    let mut tally = Tally::default();
-    if is_part || count <= PART_RUNS {
-        (first..first + count).for_each(|seed| tally.add(&told(seed)));
-    } else {
-        parts(&mut tally, first, count);
-    }
-    if is_part {
-        let numbers: Vec<String> = tally.numbers().map(|number| number.to_string()).collect();
-        println!("{PART} {}", numbers.join(" "));
+    if parts::is_part(first, count, |seed| run(seed, false)) {
         return;
     }
+    let tally = parts::all(MILLION, first, count);
     tally.print(first, start.elapsed());
     assert_eq!(tally.runs, count);
     if tally.runs >= 10_000 {
-        assert!(tally.faulty * 10 >= tally.runs * 7, "{} of {}", tally.faulty, tally.runs);
-        let never = Kind::ALL.iter().zip(tally.kinds).find(|(_, count)| *count == 0);
-        assert!(never.is_none(), "{never:?} never happened");
+        tally.insist();
     }
 }
 
-/// Has other processes make the runs, as many at a time as there are processors.
-fn parts(tally: &mut Tally, first: u64, count: u64) {
-    let (next, sums) = (AtomicU64::new(0), Mutex::new(tally));
-    let workers = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..workers {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(PART_RUNS, Ordering::Relaxed);
-                    if at >= count {
-                        return;
-                    }
-                    let part = part(first + at, PART_RUNS.min(count - at));
-                    let mut sums = sums.lock().unwrap();
-                    sums.numbers().zip(part).for_each(|(number, sum)| *number += sum);
-                }
-            });
-        }
-    });
-}
-
-/// Has another process make runs; the sums of them.
-fn part(first: u64, runs: u64) -> Vec<u64> {
-    let test = "no_schedule_and_no_fault_loses_a_byte_or_leaves_anything_behind";
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture"])
-        .env(PART, "1")
-        .env("LIGHTERING_SEED", first.to_string())
-        .env("LIGHTERING_SCHEDULES", runs.to_string())
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), output.stderr);
-    let sums = out.lines().find_map(|line| line.strip_prefix(PART));
-    let is_whole = output.status.success() && sums.is_some();
-    assert!(is_whole, "{out}\n{}", String::from_utf8_lossy(&err));
-    sums.unwrap_or_default().split_whitespace().map(|sum| sum.parse().unwrap()).collect()
+/// Whatever ends a run, a panic, the end of its process, or nothing at all, one line names it.
+#[cfg(unix)]
+#[test]
+fn a_run_that_aborts_or_never_ends_is_named_by_the_line_that_replays_it() {
+    for (way, says) in [("abort 107", "signal: 6"), ("hang 113", "did not end")] {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([MILLION, "--exact"])
+            .env("LIGHTERING_SEED", "100")
+            .env("LIGHTERING_SCHEDULES", "20")
+            .env(parts::PLANTED, way)
+            .output()
+            .unwrap();
+        assert!(!output.status.success(), "{way} went unseen");
+        let (_, seed) = way.split_once(' ').unwrap();
+        let line = parts::replay(seed.parse().unwrap());
+        let (out, err) = (output.stdout, output.stderr);
+        let told = [out, err].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        // At once on the error stream, and with the reason where the harness tells of failures.
+        assert!(told[1].lines().any(|other| other == line), "{way}: {told:?}");
+        assert!(told[0].contains(&line) && told[0].contains(says), "{way}: {told:?}");
+    }
 }
 
 /// A small program's name, and how to go through its orders.

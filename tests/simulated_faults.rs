@@ -296,4 +296,30 @@ fn a_third_partys_capture_ends_by_itself_and_spares_streams_nobody_else_knows() 
     assert_eq!(sim.wait(known, done, Site::Outside).unwrap_err().misuse(), Some(Misuse::Capturing));
     assert!(!sim.capturing(known).unwrap());
     sim.record(done, known).unwrap();
+    // The one on a stream that nobody else knows struck nothing.
+    assert_eq!((sim.world().faults_met(), sim.world().faults_struck()), (vec![false, true], 1));
+}
+
+#[test]
+fn a_fault_whose_call_never_came_has_not_struck() {
+    let rules = [(Spot::Record, 2), (Spot::CreateStream, 1), (Spot::Record, 1)];
+    let plan = rules
+        .into_iter()
+        .fold(FaultPlan::default(), |plan, (spot, nth)| plan.at(spot, nth, Fault::Refuse));
+    let sim = &mut open(eager(), plan);
+    let done = event(sim);
+    sim.create_stream().unwrap_err();
+    let stream = sim.create_stream().unwrap();
+    sim.record(done, stream).unwrap_err();
+    assert_eq!(
+        (sim.world().faults_met(), sim.world().faults_struck()),
+        (vec![false, true, true], 2)
+    );
+    // A device that is lost already is not lost again.
+    let plan = FaultPlan::default().at(Spot::Any, 1, Fault::Fatal(700));
+    let sim = &mut open(eager(), plan.at(Spot::Any, 2, Fault::Fatal(719)));
+    for _ in 0..2 {
+        assert_eq!(sim.create_stream().unwrap_err().driver_code(), Some(700));
+    }
+    assert_eq!(sim.world().faults_met(), [true, false]);
 }

@@ -5,6 +5,7 @@
 use crate::bench::{
     LEN, acquire, adopted, bounds, evict, flush, lazy, owned, read, release, with_faults,
 };
+use crate::support::codes::FATAL;
 use crate::support::{Rig, first_wrong, quick_pool};
 use lightering::backend::sim::{Config, Eager, Fault, FaultPlan, Sim, Spot, World};
 use lightering::backend::{Backend, Timing};
@@ -14,10 +15,6 @@ use lightering::{
     Acquire, Bytes, Engine, Error, Evict, Kind, Misuse, Options, PinnedPool, Result, Storage,
     StorageId, StreamId,
 };
-
-/// The codes after which a device is lost, by the driver's header and by what they mean.
-const FATAL: [u32; 16] =
-    [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810];
 
 /// A device that refuses page-locked memory from the `first` to the `last` request on.
 fn refusing(first: u64, last: u64) -> (World, Options) {
@@ -195,6 +192,16 @@ fn h55_every_fatal_code_is_a_loss_and_keeps_its_number() {
         let first = opened.until_lost().expect("the second copy finds it");
         opened.stays_lost(&first, code);
     }
+}
+
+/// The list that tests go by is the engine's own.
+#[cfg(feature = "cuda")]
+#[test]
+fn h55_no_fatal_code_is_missing_from_the_list_of_the_tests() {
+    use lightering::backend::cuda::{code_name, is_fatal};
+    let is_named = |code: &u32| code_name(*code).starts_with("CUDA_ERROR_");
+    let fatal: Vec<u32> = (1..1000).filter(|code| is_named(code) && is_fatal(*code)).collect();
+    assert_eq!(fatal, FATAL);
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //!   seed -> Dice -> Plan { streams, pool, device, options, schedule, faults, verbs, end }
 //! ```
 
+use crate::support::codes::{CONTEXT, FATAL};
 use lightering::backend::sim::{Config, Fault, FaultPlan, Pct, Random, Schedule, Spot};
 use lightering::{Bytes, Options};
 use std::time::Duration;
@@ -136,6 +137,10 @@ impl Kind {
         Kind::EngineForgotten,
     ];
 
+    pub(crate) fn is_ordered(self) -> bool {
+        Kind::ORDERED.contains(&self)
+    }
+
     /// Is the device lost by it?
     pub(crate) fn is_fatal(self) -> bool {
         matches!(self, Kind::FatalCode | Kind::ContextDestroyed | Kind::Deinitialized)
@@ -228,9 +233,6 @@ pub(crate) struct Plan {
     faults: Vec<Ordered>,
 }
 
-/// Codes after which a device is lost; those of a lost context have kinds of their own.
-const FATAL: [u32; 13] = [226, 700, 702, 714, 715, 716, 717, 718, 719, 721, 810, 911, 214];
-
 impl Plan {
     pub(crate) fn new(seed: u64) -> Plan {
         let mut dice = Dice::new(seed);
@@ -307,7 +309,7 @@ impl Plan {
         config
     }
 
-    /// The kinds of faults ordered.
+    /// The kinds of faults ordered, in the order of the rules.
     pub(crate) fn kinds(&self) -> impl Iterator<Item = Kind> {
         self.faults.iter().map(|ordered| ordered.kind)
     }
@@ -353,6 +355,13 @@ fn bounds(dice: &mut Dice) -> Options {
 /// A wait for the device is refused by a driver that fails, and by a capture of somebody's.
 const REFUSED: [Fault; 2] = [Fault::Refuse, Fault::Reject(900)];
 
+/// A code after which a device is lost; those of a lost context have kinds of their own.
+fn fatal(dice: &mut Dice) -> u32 {
+    let of_device = || FATAL.into_iter().filter(|code| !CONTEXT.contains(code));
+    let at = dice.below(of_device().count() as u64) as usize;
+    of_device().nth(at).unwrap_or(FATAL[0])
+}
+
 /// Orders one fault, or several at calls in a row.
 fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
     let kind = dice.one(&Kind::ORDERED);
@@ -386,7 +395,7 @@ fn order(dice: &mut Dice, faults: &mut Vec<Ordered>) {
             let spot = dice.one(&[Spot::Record, Spot::Wait, Spot::Launch]);
             (spot, 30, Fault::Capture(times))
         }
-        _ => (Spot::Any, 250, Fault::Fatal(dice.one(&FATAL))),
+        _ => (Spot::Any, 250, Fault::Fatal(fatal(dice))),
     };
     let nth = 1 + dice.below(within);
     let in_a_row = if kind.is_fatal() { 1 } else { dice.one(&[1, 1, 1, 2, 3]) };

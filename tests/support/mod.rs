@@ -5,6 +5,7 @@
 #![allow(unreachable_pub, missing_debug_implementations, reason = "part of a test binary")]
 
 pub mod broken;
+pub mod codes;
 
 use broken::{Broken, Plan, Reach};
 use lightering::adapter::DeviceMemory;

@@ -98,6 +98,7 @@ impl Adversary {
             };
             if count < left {
                 if copy.is_fresh() {
+                    machine.copies_torn += 1;
                     let first = self.schedule.choose(left);
                     copy.shuffle(first, 1 + self.schedule.choose(left));
                 }

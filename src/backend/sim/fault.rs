@@ -77,6 +77,7 @@ struct Rule {
     spot: Spot,
     nth: u64,
     fault: Fault,
+    has_struck: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -96,7 +97,7 @@ impl FaultPlan {
     /// Adds a fault at the `nth` call of a kind, counted from 1 over all devices of the world.
     #[must_use]
     pub fn at(mut self, spot: Spot, nth: u64, fault: Fault) -> FaultPlan {
-        self.rules.push(Rule { spot, nth, fault });
+        self.rules.push(Rule { spot, nth, fault, has_struck: false });
         self
     }
 
@@ -116,20 +117,24 @@ pub(super) struct Faults {
     counts: [u64; SPOTS],
     not_ready: u32,
     pub(super) struck: u64,
+    /// The rule that struck last.
+    last: Option<usize>,
 }
 
 impl Faults {
     pub(super) fn new(plan: FaultPlan) -> Faults {
-        Faults { plan, counts: [0; SPOTS], not_ready: 0, struck: 0 }
+        Faults { plan, counts: [0; SPOTS], not_ready: 0, struck: 0, last: None }
     }
 
     /// Counts one call and says what strikes it.
     pub(super) fn meet(&mut self, spot: Spot) -> Option<Fault> {
         let count = &mut self.counts[spot as usize];
         *count += 1;
-        let ordered = self.plan.rules.iter().find(|rule| rule.spot == spot && rule.nth == *count);
-        if let Some(rule) = ordered {
+        let is_now = |rule: &Rule| rule.spot == spot && rule.nth == *count;
+        self.last = self.plan.rules.iter().position(is_now);
+        if let Some(rule) = self.last.and_then(|at| self.plan.rules.get_mut(at)) {
             self.struck += 1;
+            rule.has_struck = true;
             return Some(rule.fault);
         }
         let is_by_chance = !matches!(spot, Spot::Any | Spot::Sync);
@@ -146,6 +151,19 @@ impl Faults {
             }
             _ => Fault::Refuse,
         })
+    }
+
+    /// What struck last found nothing to take hold of.
+    pub(super) fn miss(&mut self) {
+        if let Some(rule) = self.last.take().and_then(|at| self.plan.rules.get_mut(at)) {
+            self.struck -= 1;
+            rule.has_struck = false;
+        }
+    }
+
+    /// Of each rule, in the order in which they were added: has it struck?
+    pub(super) fn have_struck(&self) -> Vec<bool> {
+        self.plan.rules.iter().map(|rule| rule.has_struck).collect()
     }
 
     /// Lets the next `times` queries answer "not yet".

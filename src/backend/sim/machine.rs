@@ -82,6 +82,8 @@ pub(super) struct Machine {
     pub(super) users: Slab<User>,
     /// Ops do what they say; else they only take their time.
     pub(super) moves_bytes: bool,
+    /// Copies stopped half way so far.
+    pub(super) copies_torn: u64,
     uids: u32,
 }
 

@@ -259,6 +259,17 @@ impl World {
         self.lock().faults.struck
     }
 
+    /// Of each fault that [`FaultPlan::at`] ordered, in that order: has it struck? A fault whose
+    /// call never came has not, and neither has one that changed nothing there.
+    pub fn faults_met(&self) -> Vec<bool> {
+        self.lock().faults.have_struck()
+    }
+
+    /// How many copies an adversary has stopped half way, for a while.
+    pub fn copies_torn(&self) -> u64 {
+        self.lock().machine.copies_torn
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A kernel's host form that panicked leaves the state whole: its op was taken off first.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

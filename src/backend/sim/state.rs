@@ -78,6 +78,8 @@ impl State {
         let broken = &mut self.machine.device(device).broken;
         if let (None, Some(Fault::Fatal(code))) = (&broken, fatal) {
             *broken = Some((code, String::new()));
+        } else if fatal.is_some() {
+            self.faults.miss();
         }
         self.report(device, op)
     }
@@ -137,6 +139,7 @@ impl State {
                     queue.captured = calls - 1;
                     return Err(captured(op));
                 }
+                self.faults.miss();
             }
         }
         Ok(1)
