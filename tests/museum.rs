@@ -49,7 +49,7 @@ const fn entry(
     Entry { id, at, edge, kind, broken, ours }
 }
 
-use Kind::{FreeInFlight, ReadAfterWrite, WriteAfterRead, WriteAfterWrite};
+use Kind::{FreeInFlight, ReadAfterWrite, WriteAfterRead};
 
 const MUSEUM: &[Entry] = &[
     entry("M01", "Megatron-LM 7398", Edge::E4, ReadAfterWrite, broken::m01, ours::m01),
@@ -65,20 +65,20 @@ const MUSEUM: &[Entry] = &[
     entry("M12", "DeepSpeed 7965", Edge::E2, FreeInFlight, broken::m12, ours::m12),
     entry("M13", "pytorch 180666", Edge::E3, ReadAfterWrite, broken::m13, ours::m13),
     entry("M14", "pytorch 185252", Edge::E3, ReadAfterWrite, broken::m14, ours::m13),
-    entry("M15", "fairscale 496", Edge::E3, WriteAfterWrite, broken::m15, ours::m13),
+    entry("M15", "fairscale 496", Edge::E3, ReadAfterWrite, broken::m15, ours::m13),
     entry("M16", "TensorRT-LLM 15546", Edge::E7, WriteAfterRead, broken::m16, ours::m16),
     entry("M17", "TensorRT-LLM 9056", Edge::E5, WriteAfterRead, broken::m17, ours::m17),
     entry("M18", "vllm 46278", Edge::E1, ReadAfterWrite, broken::m18, ours::m05),
     entry("M19", "vllm 47324", Edge::E5, WriteAfterRead, broken::m19, ours::m19),
     entry("M20", "vllm 39306", Edge::E1, ReadAfterWrite, broken::m20, ours::m09),
     entry("M21", "cuCascade 158", Edge::E7, WriteAfterRead, broken::m21, ours::m16),
-    entry("M22", "cuCascade 189", Edge::E8, ReadAfterWrite, broken::m22, ours::m04),
+    entry("M22", "cuCascade 189", Edge::E8, ReadAfterWrite, broken::m22, ours::m22),
     entry("M23", "LMCache, rtx6kpro 47", Edge::E5, WriteAfterRead, broken::m23, ours::m23),
     entry("M24", "ai-toolkit 1002", Edge::E2, FreeInFlight, broken::m24, ours::m24),
     entry("M25", "ik_llama.cpp 2083", Edge::E6, ReadAfterWrite, broken::m25, ours::m25),
     entry("M26", "cudf 22321", Edge::E7, FreeInFlight, broken::m26, ours::m26),
     entry("M27", "xla 46093", Edge::E7, FreeInFlight, broken::m27, ours::m27),
-    entry("M28", "vllm-ascend 13894", Edge::E7, FreeInFlight, broken::m28, ours::m26),
+    entry("M28", "vllm-ascend 13894", Edge::E7, FreeInFlight, broken::m28, ours::m28),
     entry("M29", "quadrants 407", Edge::E2, FreeInFlight, broken::m29, ours::m29),
 ];
 

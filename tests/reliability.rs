@@ -57,7 +57,9 @@ fn tables(all: &BTreeMap<String, Vec<&Story>>) -> String {
     for (id, words) in HAZARDS {
         let Some(stories) = all.get(*id) else { continue };
         let tests: Vec<String> = stories.iter().map(|story| format!("`{}`", story.full)).collect();
-        let mut devices: Vec<&str> = stories.iter().map(|story| story.device).collect();
+        // A file may have several.
+        let devices = stories.iter().flat_map(|story| story.device.split(", "));
+        let mut devices: Vec<&str> = devices.collect();
         devices.sort_unstable();
         devices.dedup();
         out += &format!("| {id} | {words} | {} | {} |\n", tests.join("<br>"), devices.join(", "));
@@ -114,4 +116,14 @@ fn a_hazard_without_a_test_and_a_test_without_a_hazard_are_found() {
     assert!(wrong.contains(&"H900: a test has it, `HAZARDS` does not".to_string()));
     assert!(wrong.contains(&"H02: no test's name begins with it".to_string()));
     assert!(!wrong.iter().any(|wrong| wrong.starts_with("H01") || wrong.starts_with("M31")));
+}
+
+#[test]
+fn a_hazard_whose_tests_share_a_device_names_it_once() {
+    let text = "#[test]\nfn h70_a() {}\n";
+    let files = ["tests/hazards/pool.rs", "tests/pinned_programs.rs", "tests/hazards/order.rs"];
+    let found: Vec<Story> = files.iter().flat_map(|file| scan::of_text(file, text)).collect();
+    let table = tables(&by_id(&found));
+    let row = table.lines().find(|line| line.starts_with("| H70 ")).unwrap();
+    assert!(row.ends_with("h70_a` | host, simulated |"), "{row}");
 }

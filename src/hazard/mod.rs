@@ -1,12 +1,13 @@
 //! The order checker: reads what was asked of devices, and reports what nothing kept in order.
 //!
 //! What it is not: it runs nothing, waits for nothing and knows no times. It judges the order that
-//! was *asked for*, so its verdict on a run of a real device does not depend on luck, and is the
-//! same as on the simulated one.
+//! was *asked for*, together with what the device answered: its verdict does not depend on who was
+//! how fast, but it does on the answers, below.
 //!
-//! Invariant: a hazard is reported if and only if some execution that keeps the order asked for
-//! could go wrong there (`tests/hazard.rs` compares with a naive oracle). Memory stays within what
-//! is live: streams, events, names and distinct byte ranges, not records.
+//! Invariant: a hazard is reported if and only if some execution that keeps the order asked for,
+//! and gets the same answers, could go wrong there (`tests/hazard.rs` compares with a naive
+//! oracle). Memory stays within what is live: streams, events, names and distinct byte ranges, not
+//! records.
 //!
 //! ```text
 //!   Record -> Checker::push --> clock    who is ordered behind whom     \
@@ -33,6 +34,15 @@
 //! * A launch and the uses recorded right behind it, on its stream and without a gap in the
 //!   sequence, are one step. So is a copy, which reads its source and then writes its target.
 //! * Records that say they failed had no effect.
+//!
+//! # Where luck comes in
+//!
+//! Two kinds of answers order something, and another run may get others. A query that says "done"
+//! orders the host; a program that does one thing then and another otherwise is judged by what it
+//! did. And an allocation that gets bytes which another stream gave back is behind *all* that came
+//! before their release, since the driver then orders the streams; getting other bytes it is behind
+//! none of it. So an access to something else that relies on such an order unawares is flagged only
+//! in a run in which the addresses differ.
 //!
 //! # Which bytes exist
 //!

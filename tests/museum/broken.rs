@@ -11,7 +11,7 @@
 
 use crate::plain::Plain;
 use lightering::backend::{Backend, Timing};
-use lightering::trace::Site;
+use lightering::trace::{Access, Actor, Site, Use};
 
 /// An inline reload copies in while its own copy-out is in flight.
 pub(crate) fn m01(p: &mut Plain) {
@@ -134,11 +134,15 @@ pub(crate) fn m14(p: &mut Plain) {
     p.host_reads(p.block(0));
 }
 
-/// An optimizer on the host reads gradients in flight, and writes over them.
+/// An optimizer on the host reads gradients that a stream of their own still brings, and sends the
+/// parameters that it makes of them back.
 pub(crate) fn m15(p: &mut Plain) {
-    let gradient = p.tensor();
-    p.copy_out(p.block(0), gradient, p.compute);
-    p.host_writes(p.block(0));
+    let (gradient, parameter) = (p.tensor(), p.tensor());
+    p.chain(p.compute, p.side);
+    p.copy_out(p.block(0), gradient, p.side);
+    p.host_reads(p.block(0));
+    p.host_writes(p.block(1));
+    p.copy_in(parameter, p.block(1), p.compute);
 }
 
 /// One pinned source is used again in place while the copy from it is pending.
@@ -249,12 +253,16 @@ pub(crate) fn m27(p: &mut Plain) {
     free_pinned(p);
 }
 
-/// Descriptor buffers are released in `finally`, before the copies ran.
+/// The list of what to copy is read when the copies run; it is released in `finally`, as soon as
+/// they were asked for. What they copy stays.
 pub(crate) fn m28(p: &mut Plain) {
-    let (first, second) = (p.bytes(p.compute), p.bytes(p.compute));
-    p.host_writes(p.block(0));
-    p.copy_in(first, p.block(0), p.compute);
-    p.copy_in(second, p.block(0), p.compute);
+    let target = p.tensor();
+    let (list, payload) = (p.block(0), p.block(1));
+    p.host_writes(list);
+    p.host_writes(payload);
+    p.chain(p.compute, p.side);
+    p.sim.note(Actor::Stream(p.side), &[Use::read(list)]).unwrap();
+    p.copy_in(target, payload, p.side);
     free_pinned(p);
 }
 
@@ -269,7 +277,6 @@ pub(crate) fn m29(p: &mut Plain) {
 }
 
 fn free_pinned(p: &mut Plain) {
-    let free =
-        lightering::trace::Use { access: lightering::trace::Access::Free, span: p.block(0).into() };
-    p.sim.note(lightering::trace::Actor::Host, &[free]).unwrap();
+    let free = Use { access: Access::Free, span: p.block(0).into() };
+    p.sim.note(Actor::Host, &[free]).unwrap();
 }

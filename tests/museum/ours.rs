@@ -8,10 +8,10 @@
 //!   m06(rig): the handle goes right behind the eviction   -> the block and the bytes stay as long
 //! ```
 
-use crate::support::{Rig, first_wrong};
+use crate::support::{Rig, first_wrong, options};
 use lightering::backend::Backend;
 use lightering::trace::Use;
-use lightering::{Acquire, Bytes, DeviceRange, Kind, Misuse, Storage};
+use lightering::{Acquire, Bytes, DeviceRange, Kind, Misuse, Options, Storage};
 
 const LEN: Bytes = Bytes::kib(2);
 
@@ -234,6 +234,38 @@ pub(crate) fn m19(rig: &mut Rig) {
     release(rig, 0, block);
 }
 
+/// Two devices at once, each with an engine, over one pool: every wait is for an event of the
+/// device it is on.
+pub(crate) fn m22(rig: &mut Rig) {
+    let bounds = Options {
+        note_uses: false,
+        unreleased_bytes_max: Bytes::ZERO,
+        trunk_bytes_max: Bytes::kib(1),
+        ..options()
+    };
+    let mut other = rig.beside(1, bounds, 2);
+    for round in 0..4 {
+        let (s, seed) = (round as usize % 2, 10 * round);
+        let here = filled(rig, s, seed);
+        let there = filled(&mut other, s, seed + 1);
+        evict(rig, s, &here);
+        evict(&mut other, s, &there);
+        flush(rig, s);
+        flush(&mut other, s);
+        // On the stream that did not write them: each behind an event of its own device.
+        read(rig, 1 - s, &here, seed);
+        read(&mut other, 1 - s, &there, seed + 1);
+        release(&mut other, 1 - s, there);
+        release(rig, 1 - s, here);
+    }
+    for engine in [&mut rig.engine, &mut other.engine] {
+        engine.drain().unwrap();
+        assert_eq!(engine.stats().seam.failures, 0, "no event of another device was named");
+    }
+    other.assert_right();
+    other.assert_nothing_left();
+}
+
 pub(crate) fn m23(rig: &mut Rig) {
     let (block, range) = adopted(rig, 0, 1);
     evict(rig, 0, &block);
@@ -284,6 +316,20 @@ pub(crate) fn m27(rig: &mut Rig) {
     drop(tensor);
     rig.engine.step().unwrap();
     rig.pool.trim();
+}
+
+/// Several at once, whose host copies go as soon as the copies were asked for.
+pub(crate) fn m28(rig: &mut Rig) {
+    let tensors: Vec<Storage> = (0..2).map(|seed| away(rig, 0, seed)).collect();
+    let ranges: Vec<DeviceRange> = tensors.iter().map(|one| acquire(rig, 0, one)).collect();
+    for tensor in &tensors {
+        rig.engine.take(tensor.id()).unwrap();
+    }
+    rig.pool.trim();
+    for (seed, range) in ranges.into_iter().enumerate() {
+        rig.check(0, range, seed as u64, "their host copies are gone".into());
+    }
+    tensors.into_iter().for_each(|tensor| release(rig, 0, tensor));
 }
 
 /// Compute is the device's default stream.

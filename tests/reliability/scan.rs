@@ -17,11 +17,12 @@ pub(crate) struct Story {
     pub(crate) ids: Vec<String>,
     /// File and name.
     pub(crate) full: String,
-    /// What it runs on.
+    /// What it is for, by its file's path.
     pub(crate) device: &'static str,
 }
 
-/// What the tests of a file or folder run on; the first that fits.
+/// What the tests of a file or folder are for, by the path alone; the first that fits. Several are
+/// parted by a comma.
 const DEVICES: &[(&str, &str)] = &[
     ("tests/cuda_fake/", "stand-in driver"),
     ("tests/cuda_device/", "CUDA"),

@@ -157,6 +157,22 @@ impl Rig {
         Rig { world, sim, engine, pool, streams, wrong, trace, order }
     }
 
+    /// An engine of another device of the same world, with its own streams and events; pool and
+    /// trace are the same.
+    pub fn beside(&self, ordinal: u32, options: Options, streams: usize) -> Rig {
+        let (world, trace, pool) = (self.world.clone(), self.trace.clone(), self.pool.clone());
+        let mut sim = Traced::new(world.device(ordinal).unwrap(), 0);
+        sim.observe(Some(observer(&trace)));
+        let device = Box::new(world.device(ordinal).unwrap());
+        let mut engine = Engine::new(device, &pool, options).unwrap();
+        engine.observe(Some(observer(&trace)));
+        let order = sim.create_event(Timing::Off).unwrap();
+        let (streams_of, wrong) = (Vec::new(), Wrong::default());
+        let mut rig = Rig { world, sim, engine, pool, streams: streams_of, wrong, trace, order };
+        rig.open_streams(streams);
+        rig
+    }
+
     fn open_streams(&mut self, count: usize) {
         for _ in 0..count {
             let here = self.sim.create_stream().unwrap();
