@@ -6,7 +6,8 @@
 
 Each rank trains Qwen3-1.7B's shape, 8 x 2048, each layer sharded and checkpointed, in turn without
 offload, with the same bytes copied raw beside it, and with ours. A step takes as long as its
-slowest rank. Then passes of 20 all-gathers alone, beside raw copies out, and beside ours. The part
+slowest rank. Then passes of 20 all-gathers, by the device's clock, alone, beside raw copies out,
+and beside ours (``gathers.py``). The part
 ``turns`` takes the steps one by one in turn, ``--rounds`` there and back, for less than a percent.
 ``--scale small`` on CPUs with gloo tries the script itself; such times are no figures. A pass of
 gathers whose copies were over before the last gather is left out, in all ways; where those are more
@@ -27,7 +28,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,24 +35,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import gathers
 import torch.multiprocessing
-from clock import clean, interval, ratio, visit, wait
+from clock import clean, interval, ratio, visit
+from gathers import meet, slowest
 from lines import Wrong, program
 from output import Output, gigabytes, percent
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from turns import attached, rounds_of, say
-from ways import WAYS, Missing, OursAll, load, versions
+from ways import WAYS, Missing, versions
 from workloads import WORKLOADS, Built, Workload, build, transformers_of
 
 NAME = "sharded-1.7b"
 ORDER = ("checkpoint", "control", "ours")
-GATHERS = 20
-# Passes of 20 all-gathers in each way, and gathers before each pass.
-PASSES = 60
-WARMING = 200
-# Of passes, those that may be left out.
-EARLY_MAX = 0.1
 
 
 def workload() -> Workload:
@@ -94,7 +90,7 @@ def rank_main(rank: int, options: argparse.Namespace, folder: str, wrong: Any) -
                     run(built, device, options, output)
             del built
         if "gathers" in options.parts:
-            gathers(device, options, output)
+            gathers.run(device, options.small, options.ranks, output)
     except Wrong as error:
         # At once: the others wait for this one within a collective, until they are ended.
         wrong.put(str(error))
@@ -154,18 +150,6 @@ def run_ranks(options: argparse.Namespace) -> None:
             for process in ranks.processes:
                 process.kill()
                 process.join()
-
-
-def meet(device: torch.device) -> None:
-    """All ranks go on from here at once."""
-    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
-
-
-def slowest(values: list[float], device: torch.device) -> list[float]:
-    """Of each value the largest of all ranks."""
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return tensor.tolist()
 
 
 def steps(
@@ -230,129 +214,6 @@ def report(found: dict[str, list[list[float]]], output: Output) -> None:
         rows.append((name, f"{statistics.median(seconds):.4f}", over, between))
     output.say()
     output.table(rows)
-
-
-def gathers(device: torch.device, options: argparse.Namespace, output: Output | None) -> None:
-    """Seconds of 20 all-gathers behind a chain of kernels that saves tensors: plainly, while those
-    tensors are copied out raw, and while they leave through ours; each to a place of its own. Ours
-    has a window that all of them fit in, so that both copy long past the last gather; a pass in
-    which one did not is left out."""
-    on_gpu = device.type == "cuda"
-    numel = (1 << 10) if options.small else (16 << 20)
-    links = 8 if options.small else 96
-    piece = torch.randn(numel, device=device)
-    whole = torch.empty(numel * options.ranks, device=device)
-    aside = torch.cuda.Stream(device) if on_gpu else None
-    collective = torch.cuda.Stream(device) if on_gpu else None
-    leaf = torch.randn(numel, device=device, requires_grad=True)
-
-    def chain() -> list[torch.Tensor]:
-        values = [leaf]
-        for _ in range(links):
-            values.append(values[-1].sin())
-        # The first one is a leaf, which stays, and the last one nobody saves.
-        return values[1:-1]
-
-    leaving = (links - 1) * numel * piece.element_size()
-    hosts = [torch.empty(numel, pin_memory=on_gpu) for _ in range(links - 1)]
-
-    def raw(values: list[torch.Tensor]) -> None:
-        if aside is None:
-            for host, value in zip(hosts, values, strict=True):
-                host.copy_(value.detach())
-            return
-        # As ours, behind each tensor's kernel; all of them are alive until the pass is over.
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
-            for host, value in zip(hosts, values, strict=True):
-                host.copy_(value.detach(), non_blocking=True)
-
-    try:
-        window = load("lightering").Engine(
-            str(device) if on_gpu else "sim", unreleased_bytes=2 * leaving)
-    except Missing:
-        window = None
-    ours = OursAll(device, window)
-    # Of each pass, what left for ours; and whether copies of some way were over too early.
-    left: list[int] = []
-    early: list[float] = []
-
-    def timed(name: str, context: Any, beside: Any) -> float:
-        before = ours.moved()[0] if name == "ours" else 0
-        # A GPU that only copied for a tenth of a second, as behind two of the ways, gathers 2 %
-        # slower for a while: every pass begins behind the same work.
-        for _ in range(1 if options.small else WARMING):
-            dist.all_gather_into_tensor(whole, piece)
-        wait(device)
-        meet(device)
-        # Inside: who leaves the context has the stream wait for the copies.
-        with context:
-            values = chain()
-            if beside:
-                beside(values)
-            # The chain is over; what is left to run beside the gathers is copies, in every way.
-            if on_gpu:
-                torch.cuda.current_stream(device).synchronize()
-            if name == "ours":
-                left.append(ours.moved()[0] - before)
-            # Hooks take the host's time, on each rank another: who is early would wait for the
-            # other one within the gathers.
-            meet(device)
-            began = time.perf_counter()
-            with torch.cuda.stream(collective) if on_gpu else nullcontext():
-                for _ in range(GATHERS):
-                    dist.all_gather_into_tensor(whole, piece)
-                if collective is not None:
-                    collective.synchronize()
-            seconds = time.perf_counter() - began
-            wait(device)
-            copied = time.perf_counter() - began - seconds
-            if on_gpu and name != "alone" and copied < 0.001:
-                early[-1] = 1
-        del values
-        return seconds
-
-    found: dict[str, list[float]] = {}
-    plain = nullcontext()
-    ways: dict[str, tuple[Any, Any]] = {"alone": (plain, None), "raw": (plain, raw)}
-    try:
-        # It needs nothing of a model.
-        ours.attach(Built(torch.nn.Module(), chain, [], links, 0, lambda tokens: None))
-        ways["ours"] = (ours.context(), None)
-    except Missing as missing:
-        if output:
-            output.say(f"gathers ours: skipped: {missing}")
-    for turn in range(2 + (4 if options.small else PASSES)):
-        early.append(0)
-        for name in list(ways) if turn % 2 == 0 else list(ways)[::-1]:
-            found.setdefault(name, []).append(timed(name, *ways[name]))
-    # The first two warm up.
-    gathered({name: slowest(values[2:], device) for name, values in found.items()},
-             slowest(early[2:], device), {"ours": left[2:], "raw": [leaving] * len(early)}, output)
-
-
-def gathered(
-    found: dict[str, list[float]], early: list[float], moved: dict[str, list[int]],
-    output: Output | None,
-) -> None:
-    """Says and keeps the passes in which no copy was over early on any rank, in all ways alike:
-    a pass of one way is beside the same one of another."""
-    if output is None:
-        return
-    count, whole = len(early), [nth for nth, is_early in enumerate(early) if not is_early]
-    if len(whole) < count:
-        output.say(f"gathers: in {count - len(whole)} of {count} passes copies were over before "
-                   "the gathers: left out")
-    if count - len(whole) > EARLY_MAX * count:
-        output.say("gathers: more than a tenth of the passes: no figure")
-        return
-    for name, seconds in found.items():
-        median = statistics.median(seconds[nth] for nth in whole)
-        output.say(f"gathers {name}: {median * 1e3:.2f} ms")
-        for nth in whole:
-            output.record("gathers", name, {
-                "gather_seconds": seconds[nth], "round": nth,
-                "out_bytes": moved[name][nth] if name in moved else 0})
 
 
 def main(words: list[str]) -> None:

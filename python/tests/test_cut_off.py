@@ -25,7 +25,7 @@ import clock  # noqa: E402
 import judge  # noqa: E402
 import lines as lines_of_runs  # noqa: E402
 import output  # noqa: E402
-import sharded_steps  # noqa: E402
+import gathers  # noqa: E402
 import steps  # noqa: E402
 import torch  # noqa: E402
 import turns  # noqa: E402
@@ -372,7 +372,7 @@ def gathered(tmp_path, early, passes=20):
     out = output.Output(tmp_path, torch.device("cpu"), "sharded_steps.py")
     seconds = {name: [float(nth + 1) for nth in range(passes)] for name in ("alone", "raw", "ours")}
     moved = {"raw": [9] * passes, "ours": [9] * passes}
-    sharded_steps.gathered(
+    gathers.told(
         seconds, [float(nth in early) for nth in range(passes)], moved, out)
     out.close()
     return judge.judge(tmp_path)
