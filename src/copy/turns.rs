@@ -99,6 +99,11 @@ impl Turns {
     }
 
     /// The end of the turn before is not needed any more once it is passed: its event is free.
+    ///
+    /// No byte depends on that question. It is asked between copies, whose end joined the turn
+    /// before, and of one without an end the engine marks that before anything else: what ends
+    /// later stands for that turn all the same. What would be lost is who gets in between: with the
+    /// next turn a second one might start beside the one that runs.
     pub(super) fn free_event(&mut self, backend: &mut dyn Backend) -> Result<()> {
         if let Some(before) = &self.before
             && before.done(backend, Site::TransferQuery)?
