@@ -3,8 +3,9 @@
 //! What it is not: the checker. It says where the engine waits or asks, and why; whether that is
 //! enough is for [`crate::hazard`] to say.
 //!
-//! Invariant: every wait and every question of the engine has a site of its own, and every site
-//! keeps exactly one edge.
+//! Invariant: every wait and every question of the engine names a site, and every site keeps one
+//! edge. A site is a purpose, not a line: several places name it that wait for the same reason, as
+//! `evict` and `gather` do for a producer.
 //!
 //! ```text
 //!   wait(stream, event, Site::ReaderWait)  ->  Edge::E6  ->  a directed test that breaks it
