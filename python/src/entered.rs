@@ -10,20 +10,21 @@
 //! ```text
 //!   enter  _enter (nothing is on yet) --> hooks on, known --> _start     raised: all off again
 //!   leave  known no more, hooks off --> _stop (twice if it raised) --> _end
+//!          `-- its own, wherever they lie in torch's stack (hooked.rs)
 //! ```
 //!
 //! `Hooks` has one.
 
 use crate::errors::Usage;
+use crate::hooked;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// What torch calls to pack: a method bound anew for each entry, so that it can be told whose hooks
-/// are uppermost. None where the context is turned off.
+/// What torch calls to pack: a method bound anew for each entry, so that its hooks can be told from
+/// all others. None where the context is turned off.
 type Pack = Option<Py<PyAny>>;
 
 /// The entries of one context that were not left yet, by thread, the last one last.
@@ -67,7 +68,7 @@ pub(crate) fn enter(
     }
     let pack = match hooks {
         Some((pack, unpack)) => {
-            torch_hooks(py)?.call_method1(intern!(py, PUSH), (&pack, unpack))?;
+            hooked::put(&pack, &unpack)?;
             Some(pack.unbind())
         }
         None => None,
@@ -116,19 +117,14 @@ type Off = (bool, bool, PyResult<()>);
 fn take_off(entered: &Entered, context: &Bound<'_, PyAny>) -> PyResult<Option<Off>> {
     let py = context.py();
     let Some(pack) = entered.pop() else { return Ok(None) };
-    let mut is_in_order = true;
-    if let Some(pack) = pack {
-        let torch = torch_hooks(py)?;
-        let top = torch.call_method1(intern!(py, TOP), (true,))?;
-        is_in_order = !top.is_none() && top.get_item(0)?.is(&pack);
-        // The uppermost hooks go, whose they are: once all contexts are left, none stays.
-        if !top.is_none() {
-            torch.call_method0(intern!(py, POP))?;
-        }
-    }
+    let (is_in_order, closed) = match pack {
+        // Whatever became of them: Python's part ends.
+        Some(pack) => hooked::take(py, &pack).unwrap_or_else(|error| (false, Err(error))),
+        None => (true, Ok(())),
+    };
     let is_last = entered.depth() == 0;
     let stopped = if is_last { stop(context) } else { Ok(()) };
-    Ok(Some((is_in_order, is_last, stopped)))
+    Ok(Some((is_in_order, is_last, closed.and(stopped))))
 }
 
 /// Python's part, which may be interrupted half way: all of it may be done twice.
@@ -138,18 +134,4 @@ fn stop(context: &Bound<'_, PyAny>) -> PyResult<()> {
         // The first error is what is told.
         let _ = context.call_method0(name);
     })
-}
-
-const TOP: &str = "_top_saved_tensors_default_hooks";
-const PUSH: &str = "_push_saved_tensors_default_hooks";
-const POP: &str = "_pop_saved_tensors_default_hooks";
-
-/// Where torch has the hooks of a thread.
-fn torch_hooks(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
-    static HOOKS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    HOOKS
-        .get_or_try_init(py, || {
-            Ok(py.import("torch")?.getattr("_C")?.getattr("_autograd")?.unbind())
-        })
-        .map(|hooks| hooks.bind(py))
 }

@@ -24,6 +24,8 @@ mod errors;
 mod fetch;
 mod finished;
 mod frames;
+mod given_up;
+mod hooked;
 mod host;
 mod kept;
 mod lock;
@@ -54,6 +56,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<saved::Lease>()?;
     module.add_class::<books::Books>()?;
     module.add_class::<counts::Counts>()?;
+    module.add_class::<hooked::Hooked>()?;
     module.add_class::<kept::Kept>()?;
     module.add_class::<lock::Lock>()?;
     module.add_class::<moved::Moved>()?;

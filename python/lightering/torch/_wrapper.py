@@ -31,7 +31,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 
 from .. import _arguments, _forks
 from .._fsdp import is_fsdp1
-from .._native import Usage
+from .._native import Hooked, Usage
 from .._subclass import is_plain
 from ..engine import Engine
 from ._context import checked
@@ -67,8 +67,8 @@ class _Shared(HiddenStates):
     """Whether it was told that an input came by a keyword."""
 
     def hooks(self) -> Any:
-        """Hooks for one call."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, unpack)
+        """Hooks for one call, which take themselves off, and no other."""
+        return Hooked(self._pack, unpack)
 
     def offered(self) -> tuple[Any, int]:
         """Bytes that were offered in this step so far, with what counts them."""
