@@ -30,12 +30,13 @@ use lightering::backend::Backend;
 use lightering::trace::Site;
 use lightering::{Bytes, Residency, Shared};
 use machine::{Go, Item, Lost, Machine, insist};
+use parts::Part;
 use plan::{End, Kind, Plan};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::PoisonError;
 use std::time::Instant;
 use support::broken::{self, Fault, is_query};
-use tally::Outcome;
+use tally::{Outcome, Tally};
 
 /// So many steps of the device bound a run: nothing is stuck.
 const STEPS_MAX: u64 = 1_000_000;
@@ -188,19 +189,14 @@ fn finish(machine: &mut Machine<'_>) -> Go {
     Ok(())
 }
 
-/// A run whose failure prints how to have it again.
-fn told(seed: u64) -> Outcome {
-    match catch_unwind(AssertUnwindSafe(|| run(seed, false))) {
-        Ok(outcome) => outcome,
-        Err(panic) => {
-            println!("{}", parts::replay(seed));
-            resume_unwind(panic)
-        }
-    }
-}
-
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Which runs to make: the first, and how many.
+fn runs() -> (u64, u64) {
+    let count = number("LIGHTERING_SCHEDULES").unwrap_or(RUNS);
+    (number("LIGHTERING_SEED").unwrap_or(0), count)
 }
 
 #[test]
@@ -217,12 +213,16 @@ const MILLION: &str = "no_schedule_and_no_fault_loses_a_byte_or_leaves_anything_
 #[test]
 fn no_schedule_and_no_fault_loses_a_byte_or_leaves_anything_behind() {
     let start = Instant::now();
-    let first = number("LIGHTERING_SEED").unwrap_or(0);
-    let count = number("LIGHTERING_SCHEDULES").unwrap_or(RUNS);
-    if parts::is_part(first, count, |seed| run(seed, false)) {
-        return;
+    let (first, count) = runs();
+    let mut tally = Tally::default();
+    if let Some(mut part) = Part::here() {
+        for seed in first..first + count {
+            part.begin(seed);
+            tally.add(&run(seed, false));
+        }
+        return part.hand(&tally.line());
     }
-    let tally = parts::all(MILLION, first, count);
+    parts::all(MILLION, first, count, |sums| tally.take_in(sums));
     tally.print(first, start.elapsed());
     assert_eq!(tally.runs, count);
     if tally.runs >= 10_000 {
@@ -247,9 +247,9 @@ fn a_run_that_aborts_or_never_ends_is_named_by_the_line_that_replays_it() {
         let line = parts::replay(seed.parse().unwrap());
         let (out, err) = (output.stdout, output.stderr);
         let told = [out, err].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        // At once on the error stream, and with the reason where the harness tells of failures.
+        // At once on the error stream; the reason comes when the harness tells of failures.
         assert!(told[1].lines().any(|other| other == line), "{way}: {told:?}");
-        assert!(told[0].contains(&line) && told[0].contains(says), "{way}: {told:?}");
+        assert!(told.concat().contains(says), "{way}: {told:?}");
     }
 }
 
@@ -258,6 +258,10 @@ type Program = (&'static str, fn() -> u64);
 
 #[test]
 fn six_small_programs_are_right_in_every_order_there_is() {
+    parts::alone("six_small_programs_are_right_in_every_order_there_is", six_small_programs);
+}
+
+fn six_small_programs() {
     let programs: [Program; 6] = [
         ("there and back, torn", canonical::there_and_back),
         ("two leave", canonical::two_leave),
@@ -278,6 +282,10 @@ fn six_small_programs_are_right_in_every_order_there_is() {
 
 #[test]
 fn bytes_at_a_fixed_address_are_right_in_every_order_there_is() {
+    parts::alone("bytes_at_a_fixed_address_are_right_in_every_order_there_is", fixed_address);
+}
+
+fn fixed_address() {
     let (orders, unmapped) = canonical::unmapped();
     println!("{orders} orders; in {unmapped} the bytes are unmapped and come home");
     assert!(0 < unmapped && unmapped < orders, "the device leaves the host no choice");
@@ -308,6 +316,10 @@ fn is_flagged(seed: u64, broken: broken::Plan) -> bool {
 
 #[test]
 fn random_runs_find_the_loss_of_every_site() {
+    parts::alone("random_runs_find_the_loss_of_every_site", loss_of_every_site);
+}
+
+fn loss_of_every_site() {
     const RUNS_MAX: u64 = 10_000;
     // What is found ends its run with a panic now and then; that is no news here.
     let hook = std::panic::take_hook();
@@ -346,13 +358,22 @@ fn the_canary_is_found() {
 
 #[test]
 fn equal_seeds_give_equal_traces() {
-    let digests: Vec<u64> = (0..2_000)
-        .map(|seed| {
-            let outcome = told(seed);
-            assert_eq!(outcome, told(seed), "seed {seed}");
-            outcome.digest
-        })
-        .collect();
+    let (first, count) = runs();
+    if let Some(mut part) = Part::here() {
+        let digest = |seed| {
+            part.begin(seed);
+            let outcome = run(seed, false);
+            assert_eq!(outcome, run(seed, false), "seed {seed}");
+            outcome.digest.to_string()
+        };
+        let digests: Vec<String> = (first..first + count).map(digest).collect();
+        return part.hand(&digests.join(" "));
+    }
+    let mut digests = Vec::new();
+    parts::all("equal_seeds_give_equal_traces", 0, 2_000, |line| {
+        digests.extend(line.split_whitespace().map(str::to_string));
+    });
+    assert_eq!(digests.len(), 2_000);
     let mut unlike = digests.clone();
     unlike.sort_unstable();
     unlike.dedup();

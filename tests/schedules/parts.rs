@@ -11,7 +11,6 @@
 //!     `--- reads the file: seed unchanged for PATIENCE, or a bad end? -> the replay line
 //! ```
 
-use crate::tally::{Outcome, Tally};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::PathBuf;
@@ -20,11 +19,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Runs are made by processes of their own, so many each: what a lost device may still touch stays
-/// mapped as long as its process, and each processor takes one.
+/// Runs are made by processes of their own, at most so many each: what a lost device may still
+/// touch stays mapped as long as its process, and each processor takes one.
 const PART_RUNS: u64 = 50_000;
 /// Names the file in which a part says where it is, and begins the line with its sums.
 const PART: &str = "LIGHTERING_PART";
+/// Set in a process that plays one test.
+const ALONE: &str = "LIGHTERING_ALONE";
 /// A test's own: `abort 107` or `hang 107` has that run end so.
 pub(crate) const PLANTED: &str = "LIGHTERING_PLANTED";
 /// A run takes microseconds. One that takes so long, on a machine however busy, is stuck.
@@ -60,30 +61,45 @@ impl Place {
     }
 }
 
-/// Makes the runs of a part, if this process is one.
-pub(crate) fn is_part(first: u64, count: u64, run: impl Fn(u64) -> Outcome) -> bool {
-    let Some(path) = std::env::var_os(PART) else { return false };
-    let mut place = Place(File::options().write(true).open(path).unwrap());
-    let planted = std::env::var(PLANTED).unwrap_or_default();
-    let planted = planted.split_once(' ').map(|(way, seed)| (way, seed.parse::<u64>().unwrap()));
-    let mut tally = Tally::default();
-    for seed in first..first + count {
-        place.publish(seed);
-        match planted {
-            Some(("abort", at)) if at == seed => std::process::abort(),
-            Some(("hang", at)) if at == seed => loop {
-                std::thread::park();
-            },
-            _ => tally.add(&run(seed)),
-        }
-    }
-    println!("{PART} {}", tally.line());
-    true
+/// This process as one that makes a part of the runs.
+pub(crate) struct Part {
+    place: Place,
+    /// What is to become of which run.
+    planted: Option<(String, u64)>,
 }
 
-/// Has other processes make the runs, as many at a time as there are processors.
-pub(crate) fn all(test: &str, first: u64, count: u64) -> Tally {
-    let (next, tally) = (AtomicU64::new(0), Mutex::new(Tally::default()));
+impl Part {
+    /// `None` where this process is the one that watches.
+    pub(crate) fn here() -> Option<Part> {
+        let place = Place(File::options().write(true).open(std::env::var_os(PART)?).unwrap());
+        let planted = std::env::var(PLANTED).unwrap_or_default();
+        let planted = planted.split_once(' ');
+        let planted = planted.map(|(way, seed)| (way.to_string(), seed.parse().unwrap()));
+        Some(Part { place, planted })
+    }
+
+    /// A run begins.
+    pub(crate) fn begin(&mut self, seed: u64) {
+        self.place.publish(seed);
+        match &self.planted {
+            Some((way, at)) if way == "abort" && *at == seed => std::process::abort(),
+            Some((way, at)) if way == "hang" && *at == seed => loop {
+                std::thread::park();
+            },
+            _ => {}
+        }
+    }
+
+    /// All of them are done.
+    pub(crate) fn hand(self, sums: &str) {
+        println!("{PART} {sums}");
+    }
+}
+
+/// Has other processes make the runs of a test, as many at a time as there are processors; `take`
+/// gets what each hands over.
+pub(crate) fn all(test: &str, first: u64, count: u64, take: impl FnMut(&str) + Send) {
+    let (next, take) = (AtomicU64::new(0), Mutex::new(take));
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..workers {
@@ -94,12 +110,27 @@ pub(crate) fn all(test: &str, first: u64, count: u64) -> Tally {
                         return;
                     }
                     let sums = part(test, first + at, PART_RUNS.min(count - at));
-                    tally.lock().unwrap().take_in(&sums);
+                    take.lock().unwrap()(&sums);
                 }
             });
         }
     });
-    tally.into_inner().unwrap()
+}
+
+/// Has a process of its own play a test whose runs have no seeds. One that ends its process ends
+/// no other test's, least of all the one that would say which seed it was.
+pub(crate) fn alone(test: &str, body: fn()) {
+    if std::env::var_os(ALONE).is_some() {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {err}", output.status);
 }
 
 /// A file that goes when nobody watches any more.
