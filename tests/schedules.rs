@@ -9,6 +9,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail")]
 
+#[path = "schedules/batches.rs"]
+mod batches;
 #[path = "schedules/bench.rs"]
 mod bench;
 #[path = "schedules/canonical.rs"]
@@ -116,12 +118,12 @@ fn drive(machine: &mut Machine<'_>) -> Result<(), Cut> {
 
 /// Ends a run that did not finish; says whether the device was lost on the way.
 fn end(machine: Machine<'_>, went: Result<(), Cut>) -> bool {
-    let Machine { plan, bench, engine, items, .. } = machine;
+    let Machine { plan, bench, engine, items, batches, .. } = machine;
     let is_latched = matches!(went, Err(Cut::Lost(_)));
     match went {
         Ok(()) if plan.end == End::Finish => return false,
         Ok(()) if plan.end == End::Exit => {
-            std::mem::forget((engine, items));
+            std::mem::forget((engine, items, batches));
             return false;
         }
         Err(Cut::Lost(first)) => latched(&engine, &items, &first),
@@ -129,7 +131,7 @@ fn end(machine: Machine<'_>, went: Result<(), Cut>) -> bool {
     }
     // Handles may outlive their engine.
     drop(engine);
-    drop(items);
+    drop((items, batches));
     let stats = bench.pool.stats();
     assert_eq!(stats.lent, Bytes::ZERO, "a dropped engine's blocks are quarantined or free");
     assert_eq!(stats.busy, Bytes::ZERO, "nobody could ask about them any more");
@@ -156,6 +158,7 @@ fn latched(engine: &Shared, items: &[Item], first: &lightering::Error) {
 /// Every byte is compared, everything is given back, and nothing is left anywhere.
 fn finish(machine: &mut Machine<'_>) -> Go {
     let plan = machine.plan;
+    machine.discard_all()?;
     machine.read_all()?;
     for s in 0..machine.bench.streams.len() {
         machine.flush(s)?;

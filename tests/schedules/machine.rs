@@ -12,6 +12,7 @@
 //!        -> Err(Lost)     asserted: a fatal fault was ordered -> the run ends, latched
 //! ```
 
+use crate::batches::Rows;
 use crate::bench::Bench;
 use crate::plan::{Dice, Kind, Plan};
 use lightering::copy::Transfer;
@@ -57,6 +58,7 @@ pub(crate) struct Machine<'a> {
     /// Device bytes whose handles were forgotten.
     pub(crate) forgotten: Vec<(StorageId, Option<DeviceRange>)>,
     pub(crate) tickets: Vec<Transfer>,
+    pub(crate) batches: Vec<Rows>,
     pub(crate) dice: Dice,
     seeds: u64,
     /// The item and the stream of the last verb.
@@ -83,7 +85,7 @@ impl<'a> Machine<'a> {
         let engine = Shared::new(engine);
         let mut dice = Dice::new(!plan.seed);
         let seeds = dice.roll() << 8;
-        let (items, graves, forgotten, tickets) = Default::default();
+        let (items, graves, forgotten, tickets, batches) = Default::default();
         let happened = [false; Kind::COUNT];
         let seeds = seeds | 1;
         Ok(Machine {
@@ -94,6 +96,7 @@ impl<'a> Machine<'a> {
             graves,
             forgotten,
             tickets,
+            batches,
             dice,
             seeds,
             item: 0,

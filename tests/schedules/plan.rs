@@ -169,10 +169,13 @@ pub(crate) enum Verb {
     Forget,
     Ticket,
     Blow,
+    Gather,
+    Scatter,
+    Discard,
 }
 
 /// Each verb, and how often it comes beside the others where a run does not prefer any.
-const VERBS: [(Verb, u64); 19] = [
+const VERBS: [(Verb, u64); 22] = [
     (Verb::Add, 44),
     (Verb::Evict, 56),
     (Verb::Acquire, 20),
@@ -192,6 +195,9 @@ const VERBS: [(Verb, u64); 19] = [
     (Verb::Forget, 3),
     (Verb::Ticket, 5),
     (Verb::Blow, 4),
+    (Verb::Gather, 10),
+    (Verb::Scatter, 10),
+    (Verb::Discard, 6),
 ];
 
 /// How a run ends.

@@ -5,7 +5,7 @@
 //! Invariant: after a refusal the state is asserted to be what it was.
 //!
 //! ```text
-//!   verb() -> add | evict | read | write | pull | flush | step | cancel | take | release | drop ..
+//!   verb() -> add | evict | read | write | pull | flush | cancel | take | release | gather ..
 //! ```
 
 use crate::machine::{Go, Machine, TRIES, insist, is_expected};
@@ -438,6 +438,9 @@ impl Machine<'_> {
                 insist(self.plan, || self.bench.blow(s))
             }
             Verb::Blow => Ok(()),
+            Verb::Gather => self.gather(s),
+            Verb::Scatter => self.scatter(s),
+            Verb::Discard => self.discard(),
         }
     }
 
