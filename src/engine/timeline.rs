@@ -243,9 +243,12 @@ impl Engine {
 
     /// A copy was enqueued; its times are read later, where it was timed.
     pub(super) fn copied(&mut self, id: StorageId, inward: Option<Inward>, times: Times) {
+        if !self.timeline.is_on() {
+            return;
+        }
         match self.slots.find(id.0) {
             Some(slot) => self.copied_bytes((slot.name, slot.len), inward, times),
-            None => self.stats.untimed_count += u64::from(self.timeline.is_on()),
+            None => self.stats.untimed_count += 1,
         }
     }
 

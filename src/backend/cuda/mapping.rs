@@ -18,6 +18,7 @@ use super::Cuda;
 use super::code::{Answer, OUT_OF_MEMORY, SUCCESS};
 use super::context::{Entered, lock};
 use super::driver::MappingCalls;
+use super::memory;
 use crate::backend::cannot_map;
 use crate::backend::mapping::{Books, check_len};
 use crate::error::Result;
@@ -137,13 +138,7 @@ impl Cuda {
         let mut answer = create();
         let pool = lock(&self.context.pool).made();
         if let (OUT_OF_MEMORY, Some(pool)) = (answer.code, pool) {
-            // What lies idle in the pool of stream-ordered memory goes back to the device.
-            // SAFETY: the pool is alive; bytes in use are not touched by a trim.
-            let trimmed = entered.check(unsafe { entered.driver().cuMemPoolTrimTo(pool, 0) });
-            // As there: the want of memory is still what there is to tell.
-            if let Some(lost) = trimmed.err().filter(|error| error.is_lost()) {
-                return Err(lost);
-            }
+            memory::trim(&entered, pool)?;
             answer = create();
         }
         entered.check(answer).map_err(|error| error.bytes(len))?;

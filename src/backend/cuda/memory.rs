@@ -246,18 +246,21 @@ fn from_pool(
     // SAFETY: the pool and the stream are alive and of the current context; valid pointer.
     let mut answer = unsafe { driver.cuMemAllocFromPoolAsync(&mut at, size, pool, stream) };
     if answer.code == OUT_OF_MEMORY {
-        // What lies free in the pool in pieces goes back to the device, and is asked for as one.
-        // SAFETY: the pool is alive; bytes in use are not touched by a trim.
-        let trimmed = entered.check(unsafe { driver.cuMemPoolTrimTo(pool, 0) });
-        // One that was refused frees nothing: the want of memory is still what there is to tell.
-        if let Some(lost) = trimmed.err().filter(Error::is_lost) {
-            return Err(lost);
-        }
+        trim(entered, pool)?;
         // SAFETY: as above.
         answer = unsafe { driver.cuMemAllocFromPoolAsync(&mut at, size, pool, stream) };
     }
     entered.check(answer)?;
     Ok(at)
+}
+
+/// What lies free in the pool in pieces goes back to the device, to be asked for as one. Only a
+/// loss is an error: a trim that was refused frees nothing, and the want of memory is still what
+/// there is to tell. The pool is alive.
+pub(super) fn trim(entered: &Entered<'_>, pool: CUmemoryPool) -> Result<()> {
+    // SAFETY: the pool is alive, says the caller; bytes in use are not touched by a trim.
+    let trimmed = entered.check(unsafe { entered.driver().cuMemPoolTrimTo(pool, 0) });
+    trimmed.or_else(|error| if error.is_lost() { Err(error) } else { Ok(()) })
 }
 
 fn from_device(entered: &Entered<'_>, size: usize) -> Result<CUdeviceptr> {
